@@ -1,0 +1,322 @@
+"""The reducer: merges gradients, warms up densely, feeds errors back, and lets an algorithm do the rest.
+
+It works in a thread of its own. A training loop hands it gradients and names and takes the means:
+
+    reducer = AllReducer(model.named_parameters(), lock, key_lock, compressors["oktopk"], sparse=True,
+                         density=0.02, msg_queue=names, msg_queue2=done)
+    threading.Thread(target=reducer.run, daemon=True).start()
+    ...
+    for name, parameter in model.named_parameters():
+        reducer.add_tensor(name, parameter.grad)
+        names.put(name)
+    done.get()                                   # 'DONE': every parameter has been reduced once
+    for name, parameter in model.named_parameters():
+        parameter.grad = reducer.get_result(name)
+"""
+
+import logging
+import math
+import queue
+import time
+from dataclasses import dataclass
+
+import torch
+
+from algorithms import Accumulated
+from algorithms.dense import Dense
+from comm import MeasuredCommunicator, MPICommunicator, warn_if_ranks_cannot_see_each_other
+from compression import ReductionOptions, compressors
+from merged import merge
+from sparse import ops_for
+
+log = logging.getLogger(__name__)
+
+WARMUP_ITERS = 128  # early gradients move too fast for a sparse choice to be any good
+MAX_SKIPS_IN_A_ROW = 10
+BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
+STOP, DONE = "STOP", "DONE"
+INT32_LIMIT = 2**31 - 1
+
+
+class ReducerError(RuntimeError):
+    """A reduction failed in the reducer's thread; the cause, with its traceback, is this error's __cause__."""
+
+
+@dataclass
+class StepReport:
+    """What the last step did, summed over the merged gradients. Times are seconds, norms are of this rank alone."""
+
+    phase: str = "dense"
+    skipped: bool = False
+    grad_norm: float = 0.0  # before clipping
+    target_k: int | None = None
+    selected_local: int | None = None
+    selected_global: int | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    t_merge: float = 0.0  # copying gradients in
+    t_inspect: float = 0.0  # norm, finiteness, clipping
+    t_select: float = 0.0  # everything of an algorithm but its communication
+    t_comm: float = 0.0
+    t_apply: float = 0.0  # writing the mean, clearing residuals
+
+
+class AllReducer:
+    """See the module's text for how it is driven.
+
+    `lock`, `key_lock` and `layerwise_times` are taken for the sake of loops that pass them: the queues order the two
+    threads, and merging needs no timings. Options beyond `trainer` are keyword-only.
+    """
+
+    def __init__(
+        self,
+        named_parameters,
+        lock,
+        key_lock,
+        compression,
+        sparse=False,
+        err_callback=None,
+        layerwise_times=None,
+        sigma_scale=2.5,
+        density=0.001,
+        train_epoch=0,
+        norm_clip=None,
+        msg_queue=None,
+        msg_queue2=None,
+        writer=None,
+        trainer=None,
+        *,
+        warmup_iters=WARMUP_ITERS,
+        threshold="exact",
+        threshold_period=32,
+        region_period=64,
+        merge_size=None,
+        communicator=None,
+    ):
+        if not 0 < density <= 1:
+            raise ValueError(f"density is a share of the gradient, above 0 and at most 1, not {density}")
+        if threshold not in ("exact", "reuse"):
+            raise ValueError(f"threshold is 'exact' or 'reuse', not {threshold!r}")
+        self.msg_queue = msg_queue if msg_queue is not None else queue.Queue()
+        self.msg_queue2 = msg_queue2 if msg_queue2 is not None else queue.Queue()
+        self.train_epoch = train_epoch
+        self.trainer = trainer
+        self.skipped_steps = 0
+        self.last_step = StepReport()
+        self._compressor = compressors[compression] if isinstance(compression, str) else compression
+        self._sparse = sparse and self._compressor.is_sparse
+        self._options = ReductionOptions(density, sigma_scale, threshold, threshold_period, region_period)
+        self._warmup_iters = warmup_iters
+        self._norm_clip = norm_clip
+        self._err_callback = err_callback
+        self._writer = writer
+        self.communicator = MeasuredCommunicator(communicator or MPICommunicator())
+        warn_if_ranks_cannot_see_each_other(self.communicator, log.warning)
+        self._merged = merge([(name, p) for name, p in named_parameters if p.requires_grad], merge_size)
+        self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
+        self._allreduce_counter = {merged.name: 0 for merged in self._merged}
+        self._arrived = set()
+        self._report = StepReport()
+        self._error = None
+        self._skips_in_a_row = 0
+        self._said = set()
+
+    # The contract's names: what a training loop calls.
+
+    def rank(self):
+        return self.communicator.rank
+
+    def size(self):
+        return self.communicator.size
+
+    def get_current_density(self):
+        """The share of the gradient that the next reduction lets through: 1 as long as it is dense."""
+        dense = all(not self._is_sparse_now(merged) for merged in self._merged)
+        return 1.0 if dense else self._options.density
+
+    def add_tensor(self, name, tensor):
+        """Hand in a gradient. One that lies in the merged buffer already (see `view`) is not copied."""
+        self._raise_error()
+        start = time.perf_counter()
+        view = self.view(name)
+        if tensor.data_ptr() != view.data_ptr() or tensor.numel() != view.numel():
+            view.copy_(tensor.view(view.shape))
+        self._report.t_merge += time.perf_counter() - start
+
+    def get_result(self, name):
+        """The mean over the ranks, in the parameter's shape, until the next `add_tensor` overwrites it."""
+        self._raise_error()
+        return self.view(name)
+
+    def view(self, name):
+        """The place of a parameter's gradient in the merged buffer."""
+        if name not in self._views:
+            raise KeyError(f"no parameter named {name!r} was given to the reducer")
+        return self._views[name]
+
+    def zero_gradients(self):
+        for merged in self._merged:
+            merged.gradient.zero_()
+
+    def run(self):
+        """Take names until 'STOP'; whenever every parameter has come, reduce them all and answer 'DONE'."""
+        try:
+            while (name := self.msg_queue.get()) != STOP:
+                self.view(name)
+                self._arrived.add(name)
+                if len(self._arrived) == len(self._views):
+                    self._arrived.clear()
+                    self._step()
+                    self.msg_queue2.put(DONE)
+        except Exception as error:  # noqa: BLE001 - it is raised again where somebody waits for the result
+            self._error = error
+            if self._err_callback is not None:
+                self._err_callback(error)
+            self.msg_queue2.put(DONE)  # whoever waits wakes up, and meets the error in `get_result`
+
+    def stop(self):
+        self.msg_queue.put(STOP)
+
+    # One step.
+
+    def _raise_error(self):
+        if self._error is not None:
+            raise ReducerError(f"the reducer's thread failed: {self._error}") from self._error
+
+    def _step(self):
+        report, self._report = self._report, StepReport()
+        traffic_before = self.communicator.total()
+        with torch.no_grad():
+            if self._agree_that_gradients_are_finite(report):
+                for merged in self._merged:
+                    self._reduce(merged, report)
+        traffic = self.communicator.total()
+        report.bytes_sent = traffic.sent - traffic_before.sent
+        report.bytes_received = traffic.received - traffic_before.received
+        self.last_step = report
+
+    def _agree_that_gradients_are_finite(self, report):
+        """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts."""
+        start = time.perf_counter()
+        squares = sum(ops_for(merged.gradient.device).moments(merged.gradient)[1] for merged in self._merged)
+        report.grad_norm = math.sqrt(squares)
+        if self._norm_clip is not None and math.isfinite(squares):
+            self._clip(report.grad_norm)
+        report.t_inspect = time.perf_counter() - start
+        broken = torch.tensor([0 if math.isfinite(squares) else 1])
+        self._timed_allreduce(broken, report)
+        if not broken.item():
+            self._skips_in_a_row = 0
+            return True
+        self._skip(report)
+        return False
+
+    def _timed_allreduce(self, flag, report):
+        start = time.perf_counter()
+        self.communicator.allreduce(flag, op="max")
+        report.t_comm += time.perf_counter() - start
+
+    def _clip(self, norm):
+        """To norm_clip / sqrt(P), so that the sum of P independent gradients keeps within norm_clip (DGC, 3.2)."""
+        limit = self._norm_clip / math.sqrt(self.size())
+        if norm > limit:
+            for merged in self._merged:
+                merged.gradient.mul_(limit / norm)
+
+    def _skip(self, report):
+        report.skipped = True
+        self.zero_gradients()
+        self.skipped_steps += 1
+        self._skips_in_a_row += 1
+        self._say_once(
+            ("skip", self.train_epoch),
+            f"epoch {self.train_epoch}: a gradient was not finite; this step is skipped on all ranks",
+        )
+        if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise FloatingPointError(
+                f"gradients were not finite in {MAX_SKIPS_IN_A_ROW} steps in a row: "
+                "lower the learning rate, or look for infinite values in the input"
+            )
+
+    def _is_sparse_now(self, merged):
+        return self._sparse and self._allreduce_counter[merged.name] >= self._warmup_iters
+
+    def _reduce(self, merged, report):
+        if self._is_sparse_now(merged):
+            self._reduce_sparse(merged, report)
+        else:
+            start = time.perf_counter()
+            self._dense().reduce(Accumulated(merged.gradient))
+            report.t_comm += time.perf_counter() - start
+        self._allreduce_counter[merged.name] += 1
+
+    def _dense(self):
+        return Dense(self.communicator, None, None, None, None, None)
+
+    def _reduce_sparse(self, merged, report):
+        ops = ops_for(merged.gradient.device)
+        if merged.algorithm is None:
+            _check_indices_fit(merged)
+            merged.residual = torch.zeros_like(merged.gradient)
+            merged.algorithm = self._compressor.make(self.communicator, ops, merged.size, self._options)
+        start, comm_before = time.perf_counter(), self.communicator.total().seconds
+        chooser = merged.algorithm.chooser
+        candidates = ops.accumulate(merged.residual, merged.gradient, chooser.bound, chooser.room)
+        reduction = merged.algorithm.reduce(Accumulated(merged.residual, candidates))
+        reduced, comm_seconds = time.perf_counter(), self.communicator.total().seconds - comm_before
+        feed_back(ops, merged.residual, reduction)
+        deliver(ops, merged.gradient, reduction)
+        report.t_comm += comm_seconds
+        report.t_select += reduced - start - comm_seconds
+        report.t_apply += time.perf_counter() - reduced
+        report.phase = "sparse"
+        report.target_k = (report.target_k or 0) + merged.algorithm.k
+        report.selected_local = (report.selected_local or 0) + reduction.selected_local
+        report.selected_global = (report.selected_global or 0) + reduction.selected_global
+        self._tell_trainer(merged, reduction.selected_global)
+
+    # What others hear.
+
+    def _tell_trainer(self, merged, count):
+        sparsity, ratio, size = 1 - count / merged.size, merged.size / max(1, count), count * BYTES_PER_ENTRY
+        if self._writer is not None:
+            step = self._allreduce_counter[merged.name]
+            for tag, value in (("sparsity", sparsity), ("compression_ratio", ratio), ("communication_size", size)):
+                self._writer.add_scalar(f"reducer/{merged.name}/{tag}", value, step)
+        if self.trainer is None:
+            return
+        try:
+            lists = self.trainer.sparsities, self.trainer.compression_ratios, self.trainer.communication_sizes
+        except AttributeError as error:
+            self._say_once("trainer", f"the trainer takes no sparse metrics: {error}")
+            return
+        for values, value in zip(lists, (sparsity, ratio, size), strict=True):
+            values.append(value)
+
+    def _say_once(self, key, message):
+        if key not in self._said:
+            self._said.add(key)
+            log.warning(message)
+
+
+def feed_back(ops, residual, reduction):
+    """Error feedback: what was delivered leaves the residual, what was dropped on the way comes back."""
+    ops.put_zero(residual, reduction.delivered)
+    for part in reduction.returned or ():
+        ops.add(residual, part)
+
+
+def deliver(ops, gradient, reduction):
+    """Write the mean into the gradient's buffer, which `accumulate` has left all zero."""
+    if reduction.dense_mean is not None:
+        gradient.copy_(reduction.dense_mean)
+    else:
+        ops.put(gradient, reduction.mean)
+
+
+def _check_indices_fit(merged):
+    if merged.size > INT32_LIMIT:
+        raise OverflowError(
+            f"the merged gradient {merged.name} has {merged.size} elements, and indices are int32 (at most "
+            f"{INT32_LIMIT}): set merge_size, so that parameters are merged into several smaller gradients"
+        )

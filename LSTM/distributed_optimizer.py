@@ -1,0 +1,141 @@
+"""Any torch optimizer, with its gradients averaged over the ranks before each step.
+
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+                                     model.named_parameters(), compression=compressors["oktopk"],
+                                     is_sparse=True, density=0.02)
+    loss.backward()          # each gradient goes to the reducer as soon as it is there
+    optimizer.step()         # waits for the means, then takes the optimizer's own step
+    optimizer.zero_grad()
+
+Gradients live in the reducer's merged buffer from the start, so that merging and demerging cost nothing.
+"""
+
+import threading
+
+from allreducer import AllReducer
+from compression import compressors
+
+
+class _Distributed:
+    """Mixed in before an optimizer's own class; what it keeps for itself begins with `_reducer` or `_handed`."""
+
+    def _attach(self, reducer, named_parameters):
+        self._reducer = reducer
+        self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+        self._handed_in = set()
+        self._synchronized = False
+        self.local = False  # True: keep gradients here and accumulate them
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(name)) for name, parameter in self._named.items()
+        ]
+        for name, parameter in self._named.items():
+            if parameter.grad is None:
+                parameter.grad = reducer.view(name)
+        self._thread = threading.Thread(target=reducer.run, name="reducer", daemon=True)
+        self._thread.start()
+
+    def _hook(self, name):
+        def hand_in(parameter):
+            if not self.local:
+                self._hand_in(name, parameter.grad)
+
+        return hand_in
+
+    def _hand_in(self, name, gradient):
+        self._reducer.add_tensor(name, gradient)
+        self._handed_in.add(name)
+        self._reducer.msg_queue.put(name)
+
+    def synchronize(self):
+        """Wait until every parameter's gradient is the mean over the ranks. Raises what went wrong in the reducer."""
+        for name, parameter in self._named.items():
+            if name not in self._handed_in:  # backward did not come by here
+                view = self._reducer.view(name)
+                self._hand_in(name, view.zero_() if parameter.grad is None else parameter.grad)
+        self._reducer.msg_queue2.get()
+        self._handed_in.clear()
+        for name, parameter in self._named.items():
+            parameter.grad = self._reducer.get_result(name)
+        self._synchronized = True
+
+    def step(self, closure=None):
+        """The optimizer's own step on the averaged gradients; none at all if any rank's gradient was not finite."""
+        loss = closure() if closure is not None else None
+        if not self.local and not self._synchronized:
+            self.synchronize()
+        self._synchronized = False
+        if not (self._reducer.last_step.skipped and not self.local):
+            super().step()
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        """Zero the gradients in place: they stay in the merged buffer, whatever `set_to_none` says."""
+        self._reducer.zero_gradients()
+        for name, parameter in self._named.items():
+            parameter.grad = self._reducer.view(name)
+
+    def set_trainer(self, trainer):
+        """Whose lists hear what each sparse reduction selected."""
+        self._reducer.trainer = trainer
+
+    def add_train_epoch(self):
+        self._reducer.train_epoch += 1
+
+    def get_current_density(self):
+        return self._reducer.get_current_density()
+
+    @property
+    def reducer(self):
+        return self._reducer
+
+    def stop(self):
+        """End the reducer's thread and take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._reducer.stop()
+        self._thread.join()
+
+
+def DistributedOptimizer(
+    optimizer,
+    named_parameters=None,
+    compression=compressors["none"],
+    is_sparse=False,
+    err_handler=None,
+    layerwise_times=None,
+    sigma_scale=2.5,
+    density=0.1,
+    norm_clip=None,
+    writer=None,
+    **options,
+):
+    """Wrap an optimizer; its class stays one of the wrapper's classes, its state and groups are shared.
+
+    `options` are the keyword-only options of `AllReducer`.
+    """
+    if named_parameters is None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        named_parameters = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
+    named_parameters = list(named_parameters)
+    reducer = AllReducer(
+        named_parameters,
+        threading.Lock(),
+        threading.Lock(),
+        compression,
+        sparse=is_sparse,
+        err_callback=err_handler,
+        layerwise_times=layerwise_times,
+        sigma_scale=sigma_scale,
+        density=density,
+        norm_clip=norm_clip,
+        writer=writer,
+        **options,
+    )
+    own_class = type(optimizer)
+    wrapper = type(f"Distributed{own_class.__name__}", (_Distributed, own_class), {})
+    wrapped = wrapper.__new__(wrapper)
+    # A scheduler that was made first has left its own `step` in the instance: ours must come before it.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._attach(reducer, named_parameters)
+    return wrapped

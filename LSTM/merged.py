@@ -1,0 +1,43 @@
+"""A merged gradient: parameters whose gradients lie side by side in one buffer and are reduced as one."""
+
+import torch
+
+
+class MergedGradient:
+    """One flat float32 buffer, a view of it for each parameter, and what sparse reductions keep for it.
+
+    `gradient` holds this rank's gradient before a reduction and the mean over the ranks after it. `residual` is what
+    earlier reductions did not deliver; it exists from the first sparse one on.
+    """
+
+    def __init__(self, named_parameters):
+        self.names = [name for name, _ in named_parameters]
+        self.name = self.names[0] if len(self.names) == 1 else f"{self.names[0]}..{self.names[-1]}"
+        device = named_parameters[0][1].device
+        sizes = [parameter.numel() for _, parameter in named_parameters]
+        self.gradient = torch.zeros(sum(sizes), device=device)
+        self.views = {
+            name: part.view(parameter.shape)
+            for (name, parameter), part in zip(named_parameters, self.gradient.split(sizes), strict=True)
+        }
+        self.residual = None
+        self.algorithm = None
+
+    @property
+    def size(self):
+        return self.gradient.numel()
+
+
+def merge(named_parameters, merge_size=None):
+    """Merge parameters, in their order, into gradients of at most `merge_size` elements each; None: into a single one.
+
+    A parameter that is larger than `merge_size` stands alone.
+    """
+    groups, room = [], 0
+    for name, parameter in named_parameters:
+        if not groups or (merge_size is not None and parameter.numel() > room):
+            groups.append([])
+            room = merge_size or 0
+        groups[-1].append((name, parameter))
+        room -= parameter.numel()
+    return [MergedGradient(group) for group in groups]

@@ -1,0 +1,237 @@
+"""Times the compressors side by side on gradients of the real size, all of them interleaved in one run.
+
+    mpiexec -n 2 python scripts/bench_allreduce.py --compressors dense,oktopk --iters 11
+
+Absolute times do not carry to another machine; the ratio to MPI's own allreduce (in place, in a buffer that is kept,
+then scaled) within one run does. Set OMP_NUM_THREADS=1 where ranks share cores.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+import _project  # noqa: F401 - puts LSTM on the path
+from allreducer import AllReducer
+from compression import compressors
+from errors import UserError, ends_with_user_error
+from files import atomic_write
+
+LSTMAN4_ELEMENTS = 27_569_568
+LAYERS = 20
+GRADIENTS_IN_TURN = 3
+BASELINE = "mpi"
+STAGES = ("t_inspect", "t_select", "t_comm", "t_apply")
+
+
+class Contender:
+    """One compressor behind a reducer of its own, driven as a training loop drives it."""
+
+    def __init__(self, name, options):
+        self.name = name
+        self.k = max(1, int(options.elements * options.density))
+        self.parameter = torch.nn.Parameter(torch.empty(options.elements))
+        self.reducer = AllReducer(
+            [("gradient", self.parameter)],
+            None,
+            None,
+            compressors[name],
+            sparse=True,
+            density=options.density,
+            warmup_iters=0,
+            threshold=options.threshold,
+        )
+        self.gradient = self.reducer.view("gradient")
+        self.records = []
+        threading.Thread(target=self.reducer.run, daemon=True).start()
+
+    def iterate(self, gradient, record):
+        self.gradient.copy_(gradient)
+        seconds = timed(self.reduce)
+        self.reducer.get_result("gradient")
+        if record:
+            self.records.append({"seconds": seconds, **asdict(self.reducer.last_step)})
+
+    def reduce(self):
+        self.reducer.msg_queue.put("gradient")
+        self.reducer.msg_queue2.get()
+
+
+class DenseAtItsBest:
+    """What there is to beat: MPI_Allreduce in place, in a buffer that is kept, then scaled."""
+
+    name = BASELINE
+
+    def __init__(self, options):
+        self.buffer = np.empty(options.elements, np.float32)
+        self.records = []
+
+    def iterate(self, gradient, record):
+        self.buffer[:] = gradient.numpy()
+        seconds = timed(self.reduce)
+        if record:
+            self.records.append({"seconds": seconds})
+
+    def reduce(self):
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
+        self.buffer *= np.float32(1 / MPI.COMM_WORLD.size)
+
+
+def timed(operation):
+    """Seconds until the slowest rank is through."""
+    MPI.COMM_WORLD.Barrier()
+    start = time.perf_counter()
+    operation()
+    return MPI.COMM_WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
+
+
+def make_gradients(options):
+    """A few gradients of this rank, taken in turn: fresh ones would cost more time than is measured."""
+    rng = np.random.default_rng([options.seed, MPI.COMM_WORLD.rank])
+    gradients = []
+    for _ in range(GRADIENTS_IN_TURN):
+        if options.gradients == "laplace":
+            values = rng.exponential(1e-2, options.elements).astype(np.float32)
+            values *= rng.integers(0, 2, options.elements, dtype=np.int8) * np.float32(2) - 1
+        else:
+            values = rng.standard_normal(options.elements, dtype=np.float32)
+            values *= np.float32(1e-2)
+        if options.gradients == "layered":  # layers differ in scale, and some have gradients in few rows only
+            for i, layer in enumerate(np.array_split(values, LAYERS)):
+                layer *= np.float32(10.0 ** -(i % 4))
+                if i % 3 == 0:
+                    layer.reshape(-1)[: layer.size * 9 // 10] = 0
+        gradients.append(torch.from_numpy(values))
+    return gradients
+
+
+def peak_buffers(make, gradient):
+    """Run a contender alone; its peak memory beside its gradient, in float32 buffers of the gradient's size."""
+    before = _memory_kib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # from here on the peak counts anew
+    contender = make()
+    for _ in range(3):
+        contender.iterate(gradient, record=False)
+    extra = _memory_kib("VmHWM") - before
+    return contender, extra * 1024 / (4 * gradient.numel()) - 1
+
+
+def _memory_kib(field):
+    if not Path("/proc/self/status").exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(status[field].split()[0])
+
+
+def summarise(contender, buffers, baseline_median):
+    """One row of the table: the figures of the busiest or slowest rank."""
+    comm, records = MPI.COMM_WORLD, contender.records
+    seconds = [record["seconds"] for record in records]
+    row = {
+        "name": contender.name,
+        "median_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "max_s": max(seconds),
+        "peak_buffers": comm.allreduce(buffers, MPI.MAX),
+    }
+    row["ratio"] = row["median_s"] / baseline_median if baseline_median else 1.0
+    if contender.name != BASELINE:
+        for key in ("bytes_sent", "bytes_received"):
+            row[key] = comm.allreduce(max(record[key] for record in records), MPI.MAX)
+        for stage in STAGES:
+            row[stage] = comm.allreduce(statistics.median(record[stage] for record in records), MPI.MAX)
+        if records[0]["phase"] == "sparse":
+            for key in ("selected_local", "selected_global"):
+                share = [record[key] / contender.k for record in records]
+                row[f"{key}_per_k"] = [comm.allreduce(min(share), MPI.MIN), comm.allreduce(max(share), MPI.MAX)]
+    return row
+
+
+def table(rows, options):
+    """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k."""
+    k, head = max(1, int(options.elements * options.density)), "compressor"
+    lines = [
+        f"{'':16}{'median':>9}{'min':>8}{'max':>8}{'ratio':>8}{'selected/k':>16}{'sent':>9}{'received':>10}"
+        f"{'inspect':>9}{'select':>8}{'comm':>8}{'apply':>8}{'memory':>8}",
+        f"{head:16}{'ms':>9}{'ms':>8}{'ms':>8}{'to mpi':>8}{'min .. max':>16}{'words/k':>9}{'words/k':>10}"
+        f"{'ms':>9}{'ms':>8}{'ms':>8}{'ms':>8}{'buffers':>8}",
+    ]
+    for row in rows:
+        times = "".join(f"{row[key] * 1e3:8.1f}" for key in ("min_s", "max_s"))
+        line = f"{row['name']:16}{row['median_s'] * 1e3:9.1f}{times}{row['ratio']:8.2f}"
+        chosen = row.get("selected_global_per_k")
+        line += f"{f'{chosen[0]:.4f} .. {chosen[1]:.4f}' if chosen else '-':>16}"
+        if "bytes_sent" in row:
+            line += f"{row['bytes_sent'] / 4 / k:9.3f}{row['bytes_received'] / 4 / k:10.3f}"
+            line += f"{row['t_inspect'] * 1e3:9.1f}" + "".join(f"{row[stage] * 1e3:8.1f}" for stage in STAGES[1:])
+        else:
+            line += f"{'-':>9}{'-':>10}{'-':>9}" + f"{'-':>8}" * 3
+        lines.append(line + f"{row['peak_buffers']:8.2f}")
+    return "\n".join(lines)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compressors", default="dense,oktopk", help="names of the registry, or 'all' (%(default)s)")
+    parser.add_argument("--elements", type=int, default=LSTMAN4_ELEMENTS, help="of the gradient (%(default)s)")
+    parser.add_argument("--density", type=float, default=0.02, help="share that is chosen (%(default)s)")
+    parser.add_argument("--iters", type=int, default=11, help="measured iterations (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=3, help="iterations before them (%(default)s)")
+    parser.add_argument("--threshold", choices=("exact", "reuse"), default="exact")
+    parser.add_argument("--gradients", choices=("normal", "laplace", "layered"), default="normal")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    options = parser.parse_args()
+    if options.compressors == "all":
+        names = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
+    else:
+        names = options.compressors.split(",")
+    for name in names:
+        if name not in compressors:
+            raise UserError(f"--compressors: no compressor is called {name!r}; there are {', '.join(compressors)}")
+    if options.elements < 1 or options.iters < 1 or options.warmup < 0:
+        raise UserError("--elements and --iters are at least 1, --warmup is at least 0")
+    if not 0 < options.density <= 1:
+        raise UserError(f"--density is above 0 and at most 1, not {options.density}")
+    return options, names
+
+
+@ends_with_user_error
+def main():
+    options, names = parse_arguments()
+    comm = MPI.COMM_WORLD
+    gradients = make_gradients(options)
+    contenders = [peak_buffers(lambda: DenseAtItsBest(options), gradients[0])]
+    contenders += [peak_buffers(lambda name=name: Contender(name, options), gradients[0]) for name in names]
+    for iteration in range(options.warmup + options.iters):
+        for contender, _ in contenders:
+            gradient = gradients[iteration % GRADIENTS_IN_TURN]
+            contender.iterate(gradient, record=iteration >= options.warmup)
+    baseline = statistics.median(record["seconds"] for record in contenders[0][0].records)
+    rows = [summarise(contender, buffers, baseline) for contender, buffers in contenders]
+    if comm.rank:
+        return
+    print(
+        f"{comm.size} ranks, {options.elements} elements, density {options.density}, {options.gradients} gradients, "
+        f"threshold {options.threshold}, {options.iters} iterations, {torch.get_num_threads()} threads a rank, "
+        f"{os.cpu_count()} cores, {MPI.Get_library_version().splitlines()[0].strip(chr(0))}"
+    )
+    print(table(rows, options))
+    if options.json:
+        record = {"ranks": comm.size, **vars(options), "json": None, "python": platform.python_version(), "rows": rows}
+        with atomic_write(options.json) as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

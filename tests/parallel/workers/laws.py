@@ -1,0 +1,134 @@
+"""Runs one algorithm after another on this many ranks, and checks the laws after every iteration on rank 0.
+
+The reducer is driven as a training loop drives it: gradients in, names through the queue, means out. Prints a JSON
+object: for each case, the first law that it broke, or null.
+"""
+
+import json
+import sys
+import threading
+
+import numpy as np
+import torch
+from gradients import MAKERS, gradient
+from mpi4py import MPI
+from oracle import Oracle, k_of
+
+from allreducer import AllReducer
+from compression import compressors
+
+COMM = MPI.COMM_WORLD
+EXACT = ("topkA", "topkA2", "topkSA", "gtopk", "oktopk")
+SIZES = (1, 3, 1000)  # n = 1, n < P, and one with regions, ties and blocks that do not divide it
+LONG = 100  # iterations: drift shows late
+SHORT = 12
+EPSILON = 2.0**-20  # relative to the sum of magnitudes: a few float32 roundings
+SMALLEST = 1.4e-45  # the spacing of denormals: dividing by P cannot be more exact than that
+
+
+class Ranks:
+    """One reducer on every rank, and on rank 0 everything that any of them holds."""
+
+    def __init__(self, name, n, density, threshold="exact"):
+        self.n = n
+        parameter = torch.nn.Parameter(torch.empty(n))
+        self.reducer = AllReducer(
+            [("p", parameter)], None, None, compressors[name], sparse=True, density=density, warmup_iters=0,
+            threshold=threshold,
+        )  # fmt: skip
+        threading.Thread(target=self.reducer.run, daemon=True).start()
+
+    def reduce(self, own_gradient):
+        """Returns (mean, residual, selected_global) of every rank on rank 0, None elsewhere."""
+        self.reducer.add_tensor("p", torch.from_numpy(own_gradient.copy()))
+        self.reducer.msg_queue.put("p")
+        self.reducer.msg_queue2.get()
+        mean = self.reducer.get_result("p").numpy().copy()
+        residual = self.reducer._merged[0].residual
+        residual = np.zeros(self.n, np.float32) if residual is None else residual.numpy().copy()
+        return COMM.gather((mean, residual, self.reducer.last_step))
+
+    def close(self):
+        self.reducer.stop()
+
+
+def broken_law(everyone, before, gradients, oracle, name, k, density):
+    """The name of the first law that this iteration broke, with figures; None if it kept them all."""
+    means = [mean for mean, _, _ in everyone]
+    residuals = [residual.astype(np.float64) for _, residual, _ in everyone]
+    if any(mean.tobytes() != means[0].tobytes() for mean in means):
+        return "1: the ranks' results differ"
+    acc = [(g + r) for g, r in zip(gradients, before, strict=True)]
+    tolerance = EPSILON * sum(np.abs(a.astype(np.float64)) for a in acc) + SMALLEST * len(acc)
+    delivered = sum(a.astype(np.float64) for a in acc) - sum(residuals)
+    lost = np.abs(delivered - len(acc) * means[0].astype(np.float64))
+    if not (lost <= tolerance).all():
+        return f"3: {lost.max()} lost at {int(lost.argmax())}"
+    if name == "none" or density == 1:
+        dense = sum(gradient.astype(np.float64) for gradient in gradients) / len(acc)
+        if (np.abs(means[0] - dense) > tolerance).any():
+            return "2: not the dense mean"
+    if oracle is not None:
+        expected = oracle.step(gradients)
+        if not np.array_equal(means[0], expected):
+            wrong = np.flatnonzero(means[0] != expected)
+            return f"5: {len(wrong)} means differ from the oracle's, first at {wrong[0]}"
+        for rank, (_, residual, _) in enumerate(everyone):
+            if not np.array_equal(residual, oracle.residuals[rank]):
+                return f"5: the residual of rank {rank} differs from the oracle's"
+        for rank, (_, _, step) in enumerate(everyone):
+            if step.selected_local != min(k, np.count_nonzero(acc[rank])):
+                return f"4: rank {rank} chose {step.selected_local} of k = {k}"
+    return None
+
+
+def check(name, kind, n, density, iterations, threshold="exact"):
+    """Run one case; on rank 0 the first broken law or None."""
+    size, k = COMM.size, k_of(n, density)
+    ranks = Ranks(name, n, density, threshold)
+    oracle = Oracle(name, size, n, k) if name in EXACT and threshold == "exact" else None
+    before = [np.zeros(n, np.float32)] * size
+    verdict = None
+    for iteration in range(iterations):
+        gradients = [gradient(kind, n, size, rank, iteration) for rank in range(size)]
+        everyone = ranks.reduce(gradients[COMM.rank])
+        if COMM.rank == 0:
+            law = broken_law(everyone, before, gradients, oracle, name, k, density)
+            before = [residual for _, residual, _ in everyone]
+            verdict = f"iteration {iteration}, law {law}" if law else None
+        verdict = COMM.bcast(verdict)
+        if verdict:
+            break
+    ranks.close()
+    return verdict
+
+
+def cases():
+    """(compressor, gradients, n, density, iterations, threshold)"""
+    for name in dict.fromkeys(compressor.name for compressor in compressors.values()):
+        for kind in MAKERS:
+            yield name, kind, 1000, 0.02, SHORT, "exact"
+        for n in SIZES:
+            yield name, "normal", n, 0.02, SHORT, "exact"
+            yield name, "ties_and_cancellation", n, 1.0, SHORT, "exact"  # k = n
+        yield name, "normal", 20_000, 0.02, LONG, "exact"
+        yield name, "moving", 3_000, 0.05, LONG, "exact"
+    yield "oktopk", "normal", 20_000, 0.02, LONG, "reuse"
+    yield "oktopk", "moving", 3_000, 0.05, LONG, "reuse"
+    yield "oktopk", "all_equal", 1000, 1.0, LONG, "reuse"
+
+
+def main():
+    chosen = set(sys.argv[1:])
+    findings = {}
+    for name, kind, n, density, iterations, threshold in cases():
+        if chosen and name not in chosen:
+            continue
+        case = f"{name} {kind} n={n} density={density} {threshold}"
+        findings[case] = check(name, kind, n, density, iterations, threshold)
+    if COMM.rank == 0:
+        sys.stdout.write(json.dumps(findings) + "\n")
+
+
+if __name__ == "__main__":
+    main()
