@@ -14,10 +14,13 @@ It works in a thread of its own. A training loop hands it gradients and names an
         parameter.grad = reducer.get_result(name)
 """
 
+import atexit
 import logging
 import math
 import queue
+import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +39,17 @@ MAX_SKIPS_IN_A_ROW = 10
 BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
 STOP, DONE = "STOP", "DONE"
 INT32_LIMIT = 2**31 - 1
+EXIT_PATIENCE = 5.0  # seconds that the interpreter's exit waits for a reducer's thread
+
+_running = weakref.WeakKeyDictionary()  # thread -> its queue of names
+
+
+@atexit.register
+def _end_running_threads():
+    """A thread that is still at work while the interpreter takes itself apart can crash the process."""
+    for thread, names in list(_running.items()):
+        names.put(STOP)
+        thread.join(EXIT_PATIENCE)
 
 
 class ReducerError(RuntimeError):
@@ -160,6 +174,8 @@ class AllReducer:
 
     def run(self):
         """Take names until 'STOP'; whenever every parameter has come, reduce them all and answer 'DONE'."""
+        if threading.current_thread() is not threading.main_thread():
+            _running[threading.current_thread()] = self.msg_queue
         try:
             while (name := self.msg_queue.get()) != STOP:
                 self.view(name)

@@ -1,0 +1,80 @@
+"""The reducer under real mpiexec: somebody else's loop, traffic, large indices, and what goes wrong on one rank."""
+
+import math
+
+import pytest
+from ranks import WORKERS, findings_of, run_ranks
+
+SECONDS_TO_END = 60  # a fault on one rank ends the job; without that the job would hang until the limit
+EXACT_SPARSE = ("topkA2", "gtopk", "oktopk")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("name", ["oktopk", "gtopk", "dense"])
+def test_a_loop_that_knows_only_the_contract_runs_unchanged(ranks, name):
+    found = findings_of(ranks, "foreign_loop.py", name)
+    for way in found.values():
+        assert way["same"], "the ranks' parameters differ"
+        assert way["last"] < 0.5 * way["first"]
+        chosen = [] if name == "dense" else [int(way["elements"] * 0.02)] * 12  # 140 steps, 128 of them warm-up
+        assert way["sparsities"] == [1 - count / way["elements"] for count in chosen]
+        assert way["ratios"] == [way["elements"] / count for count in chosen]
+        assert way["sizes"] == [8 * count for count in chosen]
+    assert found["reducer"]["counts"] == [140]
+    assert found["reducer"]["parameters"] == found["optimizer"]["parameters"]
+
+
+@pytest.fixture(scope="module")
+def volumes():
+    return {ranks: findings_of(ranks, "volume.py", 200_000, 0.02, "oktopk,topkA,topkSA,gtopk") for ranks in (2, 4, 8)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_traffic_keeps_to_each_algorithms_formula(volumes, ranks):
+    """In words, as multiples of k. What finds thresholds, counts and agreement is extra: it does not grow with n."""
+    share, k = (ranks - 1) / ranks, 4000
+    small = (3 * 4096 * 2 * 2 + 40 * ranks) / k  # three histograms of int64, some counts
+    rounds = math.ceil(math.log2(ranks))
+    most = {
+        "none": 2 * 50 * share,
+        "topkA": 2 * (ranks - 1),
+        "topkA2": 2 * (ranks - 1),
+        "topkSA": 4 * ranks * share,
+        "gtopk": 4 * rounds,
+        "oktopk": 6 * share,
+    }
+    for name, bound in most.items():
+        found = volumes[ranks][name]
+        assert max(found["sent"][1], found["received"][1]) <= bound + small, name
+    assert volumes[ranks]["topkA"]["received"][0] >= most["topkA"]  # all of it is needed: nothing is left uncounted
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_exact_algorithms_select_exactly_k_in_every_iteration(volumes, ranks):
+    for name in EXACT_SPARSE:
+        assert volumes[ranks][name]["selected"] == [1.0, 1.0], name
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_indices_above_2_to_24_arrive_exactly(volumes, ranks):
+    expected = {str(1 + 2 * rank): 1.0 + rank for rank in range(ranks)} | {"1000": 10.0 * ranks}
+    for name, found in volumes[ranks]["large"].items():
+        assert found == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize("fault", ["thread", "main", "killed"])
+def test_a_failure_on_one_rank_ends_the_job_on_all_and_says_why(fault):
+    done = run_ranks(3, WORKERS / "faults.py", fault, seconds=SECONDS_TO_END)
+    assert done.returncode != 0
+    assert "through" not in done.stdout
+    cause = {"thread": "ReducerError", "main": "rank one's own trouble", "killed": "KILLED"}[fault]
+    said = (done.stderr + done.stdout).upper().count(cause.upper())
+    assert said >= 1, done.stderr
+    if fault != "killed":
+        assert done.stderr.count("rank 1: Traceback") == 1, done.stderr
+
+
+def test_one_ranks_nan_is_skipped_by_all():
+    done = run_ranks(3, WORKERS / "faults.py", "nan", seconds=SECONDS_TO_END)
+    assert done.returncode == 0, done.stderr
+    assert "through" in done.stdout

@@ -1,0 +1,37 @@
+"""What goes wrong on one rank alone: argv[1] says what. The other ranks wait for it in a collective."""
+
+import os
+import sys
+import threading
+
+import torch
+from mpi4py import MPI
+
+from allreducer import AllReducer
+from compression import compressors
+
+rank, fault = MPI.COMM_WORLD.rank, sys.argv[1]
+parameter = torch.nn.Parameter(torch.empty(1000))
+reducer = AllReducer([("p", parameter)], None, None, compressors["oktopk"], sparse=True, density=0.1, warmup_iters=1)
+threading.Thread(target=reducer.run, daemon=True).start()
+for step in range(4):
+    gradient = torch.randn(1000)
+    if rank == 1 and step == 2:
+        if fault == "thread":
+            reducer._merged[0].residual = None
+        elif fault == "main":
+            raise RuntimeError("rank one's own trouble")
+        elif fault == "killed":
+            os.kill(os.getpid(), 9)
+        elif fault == "nan":
+            gradient[5] = float("nan")
+    reducer.add_tensor("p", gradient)
+    reducer.msg_queue.put("p")
+    reducer.msg_queue2.get()
+    mean = reducer.get_result("p")
+    if fault == "nan":
+        assert reducer.last_step.skipped == (step == 2), "all ranks skip the same step"
+        assert bool(mean.any()) == (step != 2)
+MPI.COMM_WORLD.Barrier()
+if rank == 0:
+    sys.stdout.write("through\n")

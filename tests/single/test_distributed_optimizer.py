@@ -1,0 +1,176 @@
+"""The wrapper around torch optimizers, on one rank: it must be the optimizer it wraps, and lose nothing of it."""
+
+import copy
+
+import pytest
+import torch
+
+from allreducer import ReducerError
+from compression import compressors
+from distributed_optimizer import DistributedOptimizer
+
+MAKERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+@pytest.fixture
+def wrap():
+    wrapped = []
+
+    def make(model, maker="sgd", **options):
+        wrapped.append(DistributedOptimizer(MAKERS[maker](model.parameters()), model.named_parameters(), **options))
+        return wrapped[-1]
+
+    yield make
+    for optimizer in wrapped:
+        optimizer.stop()
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(count)]
+
+
+def train(model, optimizer, count=5):
+    for inputs, targets in batches(count):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("options", [{}, {"compression": compressors["oktopk"], "is_sparse": True, "density": 1.0}])
+def test_one_rank_trains_as_the_bare_optimizer_does(wrap, maker, options):
+    bare, distributed = make_model(), make_model()
+    train(bare, MAKERS[maker](bare.parameters()))
+    train(distributed, wrap(distributed, maker, **options))
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_it_is_an_instance_of_the_class_it_wraps(wrap):
+    model = make_model()
+    assert isinstance(wrap(model, "adam"), torch.optim.Adam)
+
+
+def test_state_dict_round_trips(wrap):
+    first, second = make_model(), make_model()
+    one = wrap(first, "momentum")
+    train(first, one)
+    two = wrap(second, "momentum")
+    second.load_state_dict(first.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    train(first, one)
+    train(second, two)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_learning_rate_scheduler_made_before_wrapping_works(wrap):
+    model = make_model()
+    bare = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(bare, 0.5)
+    optimizer = DistributedOptimizer(bare, model.named_parameters())
+    train(model, optimizer, 1)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.stop()
+
+
+def test_gradients_live_in_the_merged_buffer_through_training(wrap):
+    model = make_model()
+    optimizer = wrap(model)
+    train(model, optimizer, 3)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.data_ptr() == optimizer.reducer.view(name).data_ptr()
+
+
+def test_local_steps_accumulate_and_the_last_synchronizes(wrap):
+    together, apart = make_model(), make_model()
+    ((inputs, targets),) = batches(1)
+    bare = MAKERS["sgd"](together.parameters())
+    torch.nn.functional.mse_loss(together(inputs), targets).backward()
+    bare.step()
+    optimizer = wrap(apart)
+    optimizer.zero_grad()
+    for i, half in enumerate((slice(0, 2), slice(2, 4))):
+        optimizer.local = i == 0
+        (torch.nn.functional.mse_loss(apart(inputs[half]), targets[half]) / 2).backward()
+    optimizer.step()
+    for a, b in zip(together.parameters(), apart.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-7)
+
+
+def test_a_parameter_without_a_gradient_does_not_hang_the_step(wrap):
+    model = make_model()
+    unused = torch.nn.Parameter(torch.ones(3))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD([*model.parameters(), unused], lr=0.1), [*model.named_parameters(), ("unused", unused)]
+    )
+    train(model, optimizer, 2)
+    optimizer.stop()
+    assert unused.tolist() == [1, 1, 1]
+
+
+def test_a_closure_is_called_once_before_the_gradients_are_averaged(wrap):
+    model, calls = make_model(), []
+    optimizer = wrap(model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batches(1)[0][0]).square().mean()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    before = model[0].weight.detach().clone()
+    assert optimizer.step(closure) is calls[0]
+    assert len(calls) == 1
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_a_step_with_a_non_finite_gradient_changes_nothing(wrap):
+    model = make_model()
+    optimizer = wrap(model, "momentum")
+    train(model, optimizer, 2)
+    before = copy.deepcopy(model.state_dict())
+    optimizer.zero_grad()
+    (model(batches(1)[0][0]).sum() * float("nan")).backward()
+    optimizer.step()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert optimizer.reducer.skipped_steps == 1
+
+
+def test_set_trainer_reaches_the_reducer_and_epochs_are_counted(wrap):
+    class Trainer:
+        sparsities, compression_ratios, communication_sizes = [], [], []
+
+    model = make_model()
+    optimizer = wrap(model, compression=compressors["oktopk"], is_sparse=True, density=0.1, warmup_iters=1)
+    optimizer.set_trainer(Trainer)
+    train(model, optimizer, 3)
+    optimizer.add_train_epoch()
+    elements = sum(p.numel() for p in model.parameters())
+    chosen = int(elements * 0.1)
+    assert Trainer.sparsities == [1 - chosen / elements] * 2
+    assert Trainer.compression_ratios == [elements / chosen] * 2
+    assert optimizer.reducer.train_epoch == 1
+    assert optimizer.get_current_density() == 0.1
+
+
+def test_an_error_in_the_reducer_reaches_synchronize(wrap):
+    model = make_model()
+    optimizer = wrap(model)
+    optimizer.reducer._merged[0].gradient = None
+    model(batches(1)[0][0]).sum().backward()
+    with pytest.raises(ReducerError):
+        optimizer.synchronize()
