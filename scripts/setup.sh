@@ -47,7 +47,7 @@ install() {
     shift
     # Torch first and pinned, so that a local CPU build of this very version is taken before any newer one.
     torch="$(grep '^torch==' "$root/constraints.txt")"
-    has_module torch || pip_install "$torch"
+    has_module torch || pip_install "$@" "$torch"
     wanted="$(cat "$root/requirements.txt" "$root/requirements-dev.txt" | grep -v '^-r')"
     if [[ "$mpi" == system ]]; then
         # PyPI's MPICH beside another MPI is a trap: under the other's launcher, every rank believes that it is alone.
@@ -77,16 +77,17 @@ use_active_environment() {
 use_own_environment() {
     local wanted mpi=pip
     python="$venv/bin/python"
-    PATH="$venv/bin:$PATH" # its mpiexec belongs to its mpi4py
-    export PATH
     wanted="$(cat "$root"/requirements*.txt "$root/constraints.txt" | cksum)"
-    if [[ -x "$python" && -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+    # Without a stamp an earlier run was cut short somewhere, and without its base an environment is dead.
+    if ! [[ -f "$stamp" ]] || ! is_recent "$python"; then
+        make_venv
+    elif [[ "$(<"$stamp")" == "$wanted" ]]; then
         say "Python packages: in $venv, complete"
+        enter_venv
         return
     fi
+    enter_venv
     say "Python packages: into $venv; this takes a few minutes, once"
-    # Without a stamp, an earlier run was cut short somewhere: from the beginning, then.
-    [[ -f "$stamp" ]] || make_venv
     rm -f "$stamp"
     if on_cluster; then mpi=system; fi
     install "$mpi" --constraint "$root/constraints.txt"
@@ -98,7 +99,14 @@ make_venv() {
     base="$(find_python)" || fail "Python 3.10 or newer is needed, and $(command -v python3 || echo python3) is not; install one."
     "$base" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$base cannot make virtual environments; on Debian and Ubuntu, install python3-venv."
+    say "A virtual environment with $base: $venv"
     "$base" -m venv --clear "$venv"
+}
+
+# Not before a new one is made: it must not be made by its predecessor.
+enter_venv() {
+    PATH="$venv/bin:$PATH" # its mpiexec belongs to its mpi4py
+    export PATH
 }
 
 find_python() {

@@ -9,6 +9,7 @@ and the loader (a fork of a process with threads, as NumPy starts them, is not s
 """
 
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SAMPLE_RATE = 22050  # Hz; fixed by espeak-ng's voices
@@ -38,6 +40,8 @@ class Speaker:
     """The speaking process, for the length of a `with` block."""
 
     def __enter__(self):
+        if importlib.util.find_spec("espeakng_loader") is None:
+            raise SpeechError("speech synthesis needs the package espeakng-loader: pip install espeakng-loader.")
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self
 
@@ -110,7 +114,8 @@ def _speak_and_exit(espeak, request):
         status = status or espeak.espeak_SetParameter(parameter, value, 0)
     text = request["text"].encode() + b"\0"
     status = status or espeak.espeak_Synth(text, ctypes.c_size_t(len(text)), 0, 1, 0, CHARS_UTF8, None, None)
-    _write_block(sys.stdout.buffer, b"" if status else b"".join(blocks))
+    with suppress(BrokenPipeError):  # the other side was interrupted and wants no more
+        _write_block(sys.stdout.buffer, b"" if status else b"".join(blocks))
     os._exit(0)  # no clean-up of what belongs to the process that was forked
 
 
