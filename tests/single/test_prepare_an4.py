@@ -1,10 +1,12 @@
 """scripts/prepare_an4.py, as a user runs it: archives good and bad, the synthetic corpus, interruptions."""
 
+import hashlib
 import signal
 import subprocess
 import sys
 import tarfile
 import wave
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,17 @@ import pytest
 import soundfile
 from an4_archives import TEST, TRAIN, members, sphere, tone, write_archive
 
+import _project  # noqa: F401 - puts LSTM/ on the path
+from corpus import synthetic
+
 PROJECT = Path(__file__).resolve().parents[2]
 PREPARE = [sys.executable, str(PROJECT / "scripts" / "prepare_an4.py")]
 REAL_AN4 = PROJECT.parent / "shared" / "an4_real"
 SMALL = ["--synthetic", "--train-utterances", "12", "--test-utterances", "3"]
+
+
+# The synthetic corpus of SMALL: its version, and the SHA-256 of its names and contents.
+BYTES_OF_VERSION = (2, "0b7ce04f17d2dceab2ce32e58db512d949f2849aa2ec5ccb95b5ffb1566a43a8")
 
 
 def prepare(*arguments, **options):
@@ -206,6 +215,16 @@ class TestSynthetic:
             words = (small_corpus / text).read_text().rstrip("\n")
             assert words
             assert set(words) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ' ")
+
+    def test_has_the_bytes_of_its_version(self, small_corpus):
+        """Whoever means to change the corpus raises VERSION in corpus/synthetic.py too."""
+        for package in ("espeakng-loader", "numpy", "scipy"):
+            if f"{package}=={version(package)}" not in (PROJECT / "constraints.txt").read_text().splitlines():
+                pytest.skip(f"the bytes are promised for the {package} of constraints.txt, not for {version(package)}")
+        digest = hashlib.sha256()
+        for name, content in sorted(files_in(small_corpus).items()):
+            digest.update(name.encode() + content)
+        assert (synthetic.VERSION, digest.hexdigest()) == BYTES_OF_VERSION
 
     def test_an_utterance_does_not_depend_on_those_before_it(self, small_corpus, tmp_path):
         prepare(*SMALL, "--out", tmp_path)
