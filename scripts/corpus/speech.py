@@ -26,7 +26,7 @@ SAMPLE_RATE = 22050  # Hz; fixed by espeak-ng's voices
 AUDIO_OUTPUT_SYNCHRONOUS = 2
 INITIALIZE_DONT_EXIT = 0x8000
 CHARS_UTF8 = 1
-PARAMETER_RATE, PARAMETER_PITCH, PARAMETER_RANGE = 1, 3, 4
+PARAMETER_RATE, PARAMETER_PITCH, PARAMETER_RANGE, PARAMETER_WORD_GAP = 1, 3, 4, 7
 SAMPLES_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 ESPEAK_SEED = 1
@@ -50,12 +50,20 @@ class Speaker:
         self._process.stdout.close()
         self._process.wait()
 
-    def say(self, text, voice, rate, pitch, pitch_range):
+    def say(self, text, voice, rate, pitch, pitch_range, word_gap):
         """16-bit little-endian mono PCM at SAMPLE_RATE.
 
-        `rate` in words a minute; `pitch` and `pitch_range` from 0 to 99, 50 being the voice's own.
+        `rate` in words a minute; `pitch` and `pitch_range` from 0 to 99, 50 being the voice's own;
+        `word_gap` in units of 10 ms at espeak-ng's default rate.
         """
-        request = {"text": text, "voice": voice, "rate": rate, "pitch": pitch, "pitch_range": pitch_range}
+        request = {
+            "text": text,
+            "voice": voice,
+            "rate": rate,
+            "pitch": pitch,
+            "pitch_range": pitch_range,
+            "word_gap": word_gap,
+        }
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
@@ -110,6 +118,7 @@ def _speak_and_exit(espeak, request):
         (PARAMETER_RATE, request["rate"]),
         (PARAMETER_PITCH, request["pitch"]),
         (PARAMETER_RANGE, request["pitch_range"]),
+        (PARAMETER_WORD_GAP, request["word_gap"]),
     ):
         status = status or espeak.espeak_SetParameter(parameter, value, 0)
     text = request["text"].encode() + b"\0"
