@@ -9,6 +9,7 @@ and the loader (a fork of a process with threads, as NumPy starts them, is not s
 """
 
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SAMPLE_RATE = 22050  # Hz; fixed by espeak-ng's voices
@@ -24,7 +26,7 @@ SAMPLE_RATE = 22050  # Hz; fixed by espeak-ng's voices
 AUDIO_OUTPUT_SYNCHRONOUS = 2
 INITIALIZE_DONT_EXIT = 0x8000
 CHARS_UTF8 = 1
-PARAMETER_RATE, PARAMETER_PITCH, PARAMETER_RANGE = 1, 3, 4
+PARAMETER_RATE, PARAMETER_PITCH, PARAMETER_RANGE, PARAMETER_WORD_GAP = 1, 3, 4, 7
 SAMPLES_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 ESPEAK_SEED = 1
@@ -38,6 +40,8 @@ class Speaker:
     """The speaking process, for the length of a `with` block."""
 
     def __enter__(self):
+        if importlib.util.find_spec("espeakng_loader") is None:
+            raise SpeechError("speech synthesis needs the package espeakng-loader: pip install espeakng-loader.")
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self
 
@@ -46,12 +50,20 @@ class Speaker:
         self._process.stdout.close()
         self._process.wait()
 
-    def say(self, text, voice, rate, pitch, pitch_range):
+    def say(self, text, voice, rate, pitch, pitch_range, word_gap):
         """16-bit little-endian mono PCM at SAMPLE_RATE.
 
-        `rate` in words a minute; `pitch` and `pitch_range` from 0 to 99, 50 being the voice's own.
+        `rate` in words a minute; `pitch` and `pitch_range` from 0 to 99, 50 being the voice's own;
+        `word_gap` in units of 10 ms at espeak-ng's default rate.
         """
-        request = {"text": text, "voice": voice, "rate": rate, "pitch": pitch, "pitch_range": pitch_range}
+        request = {
+            "text": text,
+            "voice": voice,
+            "rate": rate,
+            "pitch": pitch,
+            "pitch_range": pitch_range,
+            "word_gap": word_gap,
+        }
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
@@ -106,11 +118,13 @@ def _speak_and_exit(espeak, request):
         (PARAMETER_RATE, request["rate"]),
         (PARAMETER_PITCH, request["pitch"]),
         (PARAMETER_RANGE, request["pitch_range"]),
+        (PARAMETER_WORD_GAP, request["word_gap"]),
     ):
         status = status or espeak.espeak_SetParameter(parameter, value, 0)
     text = request["text"].encode() + b"\0"
     status = status or espeak.espeak_Synth(text, ctypes.c_size_t(len(text)), 0, 1, 0, CHARS_UTF8, None, None)
-    _write_block(sys.stdout.buffer, b"" if status else b"".join(blocks))
+    with suppress(BrokenPipeError):  # the other side was interrupted and wants no more
+        _write_block(sys.stdout.buffer, b"" if status else b"".join(blocks))
     os._exit(0)  # no clean-up of what belongs to the process that was forked
 
 

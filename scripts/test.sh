@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Run the tests, with all set-up that they need:  bash scripts/test.sh [options of pytest]
+set -euo pipefail
+
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$root"
+
+say "Tests"
+exec "$python" -m pytest "$@"
