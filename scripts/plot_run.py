@@ -84,7 +84,7 @@ def draw(records, title):
     _draw_loss(loss, steps, when, records)
     rate.plot(when, [_or_nan(record["lr"]) for record in steps], color=BLUE)
     rate.set_ylabel("learning rate")
-    rate.set_ylim(bottom=0)
+    rate.set_ylim(0, 1.1 * max((record["lr"] for record in steps if record["lr"]), default=1))
     _draw_validation(validation, records["val"])
     for axes in (loss, rate, validation):
         _shade_sparse_phase(axes, steps, when, per_epoch)

@@ -15,6 +15,9 @@ from errors import UserError
 _AHEAD = 4  # batches; reading one takes about a hundredth of a step
 _PATIENCE = 0.1  # seconds that a full queue is waited for before looking whether anyone still wants it
 _END = object()
+# Batches are padded to a multiple of this many frames. torch's CPU kernels keep memory for each shape that they meet:
+# with every length a shape of its own, a process grows to more than twice the size and saves no time.
+_FRAME_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Batch:
 
 def collate(spectrograms, texts):
     frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
-    padded = torch.zeros(len(spectrograms), audio.BINS, int(frames.max()))
+    longest = -(-int(frames.max()) // _FRAME_MULTIPLE) * _FRAME_MULTIPLE
+    padded = torch.zeros(len(spectrograms), audio.BINS, longest)
     for row, spectrogram in zip(padded, spectrograms, strict=True):
         row[:, : spectrogram.shape[1]] = spectrogram
     encoded = [text.encode(spoken) for spoken in texts]

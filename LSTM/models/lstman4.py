@@ -42,7 +42,7 @@ class FrameNorm(nn.BatchNorm1d):
         variance = centred.square().sum(across) / count
         self._remember(mean, variance * count / (count - 1).clamp_min(1))
         scale = self.weight * torch.rsqrt(variance + self.eps)
-        return centred * scale.view(shape) + self.bias.view(shape)
+        return torch.addcmul(self.bias.view(shape), centred, scale.view(shape))
 
     @torch.no_grad()
     def _remember(self, mean, variance):
