@@ -18,7 +18,8 @@ from checkpoint import save_model
 from dl_trainer import DLTrainer
 from errors import UserError, ends_with_user_error
 from options import parse_options
-from run_log import CHECKPOINTS, RunLog, run_folder, start_logging
+from run_layout import CHECKPOINTS
+from run_log import RunLog, run_folder, start_logging
 
 log = logging.getLogger("oktopk")
 

@@ -20,12 +20,10 @@ from tqdm import tqdm
 from errors import UserError
 from files import atomic_write, make_folder
 from options import PROJECT
+from run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
 
 log = logging.getLogger("oktopk")
 
-METRICS = "metrics.jsonl"
-CONFIG = "config.json"
-CHECKPOINTS = "checkpoints"
 _EARLY_LINES = 1000  # log lines kept until there is a train.log to put them into
 
 # Contract for readers of metrics.jsonl: an iteration has all of these, null where one does not apply.
@@ -119,8 +117,8 @@ class RunLog:
             json.dump(_config(options, ranks), file, indent=2, allow_nan=False)
             file.write("\n")
         self._metrics = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._board = SummaryWriter(str(folder / "tensorboard"))
-        self._file = _to_file(folder / "train.log")
+        self._board = SummaryWriter(str(folder / TENSORBOARD))
+        self._file = _to_file(folder / LOG)
         self._bar = tqdm(total=steps, unit="step", file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
     @property

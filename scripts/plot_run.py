@@ -11,7 +11,7 @@ import _project  # noqa: F401 - for the modules of LSTM/
 from errors import UserError, ends_with_user_error
 from files import atomic_write
 from options import Parser
-from run_log import CONFIG, METRICS
+from run_layout import CONFIG, METRICS
 
 SMOOTHING = 25  # steps that the running mean of the loss covers
 INK, GREY, BLUE, RED, GREEN = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b", "#2e8b57"
@@ -90,7 +90,7 @@ def draw(records, title):
         _shade_sparse_phase(axes, steps, when, per_epoch)
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.set_xlim(0, max(when))
+        axes.set_xlim(0, 1.01 * max(when))
     for axes in (loss, validation):
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, loc="upper right")
@@ -132,7 +132,10 @@ def _draw_validation(axes, tested):
 def _shade_sparse_phase(axes, steps, when, per_epoch):
     sparse = [moment for moment, record in zip(when, steps, strict=True) if record.get("phase") == "sparse"]
     if sparse:
-        axes.axvspan(min(sparse) - 1 / per_epoch, max(sparse), color=SPARSE_SHADE, zorder=0, label="sparse phase")
+        start = min(sparse) - 1 / per_epoch
+        axes.axvspan(start, max(sparse), color=SPARSE_SHADE, zorder=0)
+        place = axes.get_xaxis_transform()  # epochs across, parts of the axes upwards
+        axes.text(start, 1.0, " sparse phase", va="bottom", color=INK, fontsize=8, transform=place)
 
 
 def _steps_per_epoch(steps):

@@ -82,6 +82,8 @@ class LSTMAN4(nn.Module):
         self.lookahead = Lookahead(hidden_size)
         self.output_norm = FrameNorm(hidden_size)
         self.output = nn.Linear(hidden_size, len(LABELS), bias=False)
+        for layer in self.layers:  # start by remembering: Jozefowicz et al. 2015, "Recurrent Network Architectures"
+            nn.init.ones_(layer.bias_hh_l0.data[hidden_size : 2 * hidden_size])  # gates: input, forget, cell, output
 
     def forward(self, spectrograms, frames):
         """Utterances x bins x frames -> scores (time x utterances x labels) and each utterance's number of frames."""
