@@ -63,6 +63,10 @@ class Lookahead(nn.Module):
 
 
 class LSTMAN4(nn.Module):
+    """Initialised as torch does by default. Forget gates that start open (bias 1) made training with the
+    summed CTC loss at learning rate 0.01 diverge: loss 140 after an epoch in place of 55.
+    """
+
     def __init__(self, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
         super().__init__()
         self.sizes = {"hidden_size": hidden_size, "hidden_layers": hidden_layers}
@@ -82,8 +86,6 @@ class LSTMAN4(nn.Module):
         self.lookahead = Lookahead(hidden_size)
         self.output_norm = FrameNorm(hidden_size)
         self.output = nn.Linear(hidden_size, len(LABELS), bias=False)
-        for layer in self.layers:  # start by remembering: Jozefowicz et al. 2015, "Recurrent Network Architectures"
-            nn.init.ones_(layer.bias_hh_l0.data[hidden_size : 2 * hidden_size])  # gates: input, forget, cell, output
 
     def forward(self, spectrograms, frames):
         """Utterances x bins x frames -> scores (time x utterances x labels) and each utterance's number of frames."""
