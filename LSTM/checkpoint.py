@@ -1,0 +1,56 @@
+"""Saved models: the weights with all that is needed to build the model again."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+from errors import UserError
+from files import atomic_write
+from models.lstm import LSTMPTB
+from models.lstman4 import LSTMAN4
+
+MODELS = {"lstman4": LSTMAN4, "lstm": LSTMPTB}
+
+
+def save_model(path, net, dnn, epoch, figures):
+    content = {"dnn": dnn, "sizes": net.sizes, "epoch": epoch, "figures": figures, "model": net.state_dict()}
+    with atomic_write(path, "wb") as file:
+        torch.save(content, file)
+
+
+def read_model(path):
+    """The saved dictionary; only tensors and plain values are accepted, so that a file cannot run code."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such model; a run leaves its models in its folder checkpoints/")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} is not a saved model, or it is damaged ({reason}); choose another") from None
+    if not isinstance(content, dict) or not {"dnn", "sizes", "model"} <= content.keys():
+        raise UserError(f"{path} is not a model that this program saved; choose one from a run's checkpoints/")
+    return content
+
+
+def build_model(content):
+    net = MODELS[content["dnn"]](**content["sizes"])
+    net.load_state_dict(content["model"])
+    return net
+
+
+def load_weights(net, dnn, path):
+    """Put the weights of a saved model into `net`, which must have the same kind and sizes."""
+    content = read_model(path)
+    if (content["dnn"], content["sizes"]) != (dnn, net.sizes):
+        raise UserError(
+            f"--pretrain {path} holds {content['dnn']} with {_listed(content['sizes'])}, "
+            f"but this run trains {dnn} with {_listed(net.sizes)}; give the same sizes"
+        )
+    net.load_state_dict(content["model"])
+
+
+def _listed(sizes):
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())

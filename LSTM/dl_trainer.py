@@ -1,0 +1,153 @@
+"""The trainer of one rank: model, batches, loss, step, validation.
+
+    python LSTM/dl_trainer.py --hidden-size 256 --hidden-layers 3      # one process, without MPI
+
+A training loop is
+
+    trainer.train(nsteps_update)      # forward and backward, gradients add up
+    optimizer.synchronize()           # between ranks, where there are several
+    trainer.update_model()            # clip, step
+"""
+
+import os
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+
+from checkpoint import load_weights
+from errors import UserError
+from tasks import TASKS
+
+MOMENTUM = 0.9
+MAX_SKIPPED_IN_A_ROW = 10
+
+
+class DLTrainer:
+    def __init__(self, options, rank=0, size=1):
+        _make_deterministic(options.seed)
+        self.options, self.rank, self.size = options, rank, size
+        # The reducer appends to these, one value for each sparse reduction.
+        self.sparsities, self.compression_ratios, self.communication_sizes = [], [], []
+
+        self.task = TASKS[options.dnn](options, rank, size)
+        self.steps_per_epoch = self.task.steps_per_epoch // options.nsteps_update
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"the training data make {self.task.steps_per_epoch} batches an epoch, fewer than "
+                f"--nsteps-update {options.nsteps_update}; lower it or --batch-size"
+            )
+        self.net = self.task.build()
+        if options.pretrain:
+            load_weights(self.net, options.dnn, options.pretrain)
+        self.net.to(options.torch_device).train()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=options.lr, momentum=MOMENTUM, nesterov=True)
+
+        self.train_iter = 0  # batches seen
+        self.train_epoch = 0
+        self.infinite_losses = 0
+        self.skipped_steps = 0
+        self.grad_norm = None  # of the last step before clipping; None if it was not finite
+        self.seconds = Counter()  # data, compute, apply: whoever reports them clears them
+        self._batches = iter(())
+        self._skipped_in_a_row = 0
+        self._gradients_are_spent = True
+
+    @property
+    def lr(self):
+        return self.optimizer.param_groups[0]["lr"]
+
+    def train(self, n):
+        """Forward and backward over the next n batches; their gradients add up until `update_model`.
+
+        Each counts as 1/nsteps_update of a step. Returns the mean loss.
+        """
+        total = 0.0
+        for _ in range(n):
+            if self.train_iter % (self.steps_per_epoch * self.options.nsteps_update) == 0:
+                self._start_epoch()
+            with self._timed("data"):
+                batch = next(self._batches)
+            with self._timed("compute"):
+                total += self._forward_backward(batch)
+            self.train_iter += 1
+        return total / n
+
+    def _start_epoch(self):
+        self.close()
+        self.train_epoch = self.train_iter // (self.steps_per_epoch * self.options.nsteps_update)
+        self._batches = self.task.batches(self.train_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.task.learning_rate(self.options.lr, self.train_epoch)
+
+    def _forward_backward(self, batch):
+        if self._gradients_are_spent:
+            self.optimizer.zero_grad()
+            self._gradients_are_spent = False
+        loss, infinite = self.task.loss(self.net, batch)
+        (loss / self.options.nsteps_update).backward()
+        self.infinite_losses += infinite
+        return loss.item()
+
+    def update_model(self):
+        """Clip the gradients and step; a gradient that is not finite is skipped and counted.
+
+        The gradients stay readable until the next `train`, which clears them.
+        """
+        with self._timed("apply"):
+            norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.options.max_grad_norm).item()
+            finite = norm == norm and abs(norm) != float("inf")
+            self.grad_norm = norm if finite else None
+            if finite:
+                self.optimizer.step()
+                self._skipped_in_a_row = 0
+            else:
+                self._skip_step()
+            self._gradients_are_spent = True
+
+    def _skip_step(self):
+        self.optimizer.zero_grad()
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"the gradients of {MAX_SKIPPED_IN_A_ROW} steps in a row were not finite (epoch {self.train_epoch}, "
+                f"batch {self.train_iter - 1}); lower --lr or --max-grad-norm, or look for a broken recording"
+            )
+
+    def test(self, epoch):
+        """Loss, WER and CER (for text: perplexity) over the validation data."""
+        try:
+            return {"epoch": epoch, **self.task.summarise(self.task.validate(self.net))}
+        finally:
+            self.net.train()
+
+    def update_optimizer(self, optimizer):
+        """Use another optimizer from now on, such as a wrapper around the present one."""
+        self.optimizer = optimizer
+
+    def close(self):
+        """Stop reading ahead."""
+        if hasattr(self._batches, "close"):
+            self._batches.close()
+        self._batches = iter(())
+
+    @contextmanager
+    def _timed(self, stage):
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] += time.perf_counter() - start
+
+
+def _make_deterministic(seed):
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+    torch.use_deterministic_algorithms(True, warn_only=True)  # CTC on CUDA has no deterministic version
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs time, and we read nothing uninitialised
+    torch.manual_seed(seed)
+
+
+if __name__ == "__main__":
+    from main_trainer import main
+
+    main()

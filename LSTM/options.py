@@ -1,0 +1,180 @@
+"""The command line: every option, its default and its check, into one frozen `Options`."""
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from errors import UserError
+
+PROJECT = Path(__file__).resolve().parent.parent
+DATASETS = {"lstman4": "an4", "lstm": "ptb"}  # what each model learns from
+DATA_DIRS = {"an4": "audio_data", "ptb": "ptb_data"}
+DATA_SOURCES = {
+    "an4": "make the data with scripts/prepare_an4.py",
+    "ptb": "name the folder that holds ptb.train.txt, ptb.valid.txt and ptb.test.txt",
+}
+HIDDEN = {"lstman4": (800, 5), "lstm": (1500, 2)}  # size, layers
+MAX_GRAD_NORM = {"lstman4": 400.0, "lstm": 0.25}
+
+
+@dataclass(frozen=True)
+class Options:
+    dnn: str
+    dataset: str
+    data_dir: Path
+    batch_size: int
+    nsteps_update: int
+    lr: float
+    max_epochs: int
+    val_interval: int
+    max_grad_norm: float
+    hidden_size: int
+    hidden_layers: int
+    augment: bool
+    noise_dir: Path | None
+    noise_prob: float
+    noise_level: float
+    pretrain: Path | None
+    device: str  # cpu or cuda
+    seed: int
+    run_dir: Path | None
+
+    @property
+    def torch_device(self):
+        import torch
+
+        return torch.device(self.device)
+
+
+def parse_options(arguments, description=None):
+    """Command-line words to validated options. Nothing is opened but what must be looked for: folders and devices."""
+    given = _parser(description).parse_args([_hyphenated(word) for word in arguments])
+    dataset = given.dataset or DATASETS[given.dnn]
+    if dataset != DATASETS[given.dnn]:
+        raise UserError(f"--dnn {given.dnn} learns from --dataset {DATASETS[given.dnn]}, not from {dataset}")
+    if given.noise_dir and not given.augment:
+        raise UserError("--noise-dir has no effect with --no-augment; drop one of them")
+    size, layers = HIDDEN[given.dnn]
+    return Options(
+        dnn=given.dnn,
+        dataset=dataset,
+        data_dir=find_folder(given.data_dir or DATA_DIRS[dataset], "--data-dir", DATA_SOURCES[dataset]),
+        batch_size=given.batch_size,
+        nsteps_update=given.nsteps_update,
+        lr=given.lr,
+        max_epochs=given.max_epochs,
+        val_interval=given.val_interval,
+        max_grad_norm=given.max_grad_norm or MAX_GRAD_NORM[given.dnn],
+        hidden_size=given.hidden_size or size,
+        hidden_layers=given.hidden_layers or layers,
+        augment=given.augment,
+        noise_dir=find_folder(given.noise_dir, "--noise-dir") if given.noise_dir else None,
+        noise_prob=given.noise_prob,
+        noise_level=given.noise_level,
+        pretrain=Path(given.pretrain) if given.pretrain else None,
+        device=choose_device(given.device),
+        seed=given.seed,
+        run_dir=Path(given.run_dir) if given.run_dir else None,
+    )
+
+
+def find_folder(name, option, remedy="name one that exists"):
+    """A relative folder is looked for from the current folder, then from the project's: job scripts start in either."""
+    candidates = list(dict.fromkeys([Path.cwd() / name, PROJECT / name]))
+    for folder in candidates:
+        if folder.is_dir():
+            return folder.resolve()
+    looked = " nor ".join(str(folder) for folder in candidates)
+    raise UserError(f"{option} {name}: there is no folder {looked}; {remedy}")
+
+
+def choose_device(name):
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults in brackets, but for options without one and flags."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, True, False) else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are never abbreviated, so that a new one cannot change what an old script says."""
+
+    def __init__(self, **settings):
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **settings)
+
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the options")
+
+
+def positive_int(word):
+    return _number(int, word, lambda value: value > 0, "a whole number above 0")
+
+
+def natural(word):
+    return _number(int, word, lambda value: value >= 0, "a whole number, 0 or more")
+
+
+def positive_float(word):
+    return _number(float, word, lambda value: value > 0, "a number above 0")
+
+
+def non_negative_float(word):
+    return _number(float, word, lambda value: value >= 0, "a number, 0 or more")
+
+
+def probability(word):
+    return _number(float, word, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+
+
+def _number(kind, word, holds, wanted):
+    try:
+        value = kind(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not holds(value):
+        raise argparse.ArgumentTypeError(f"expected {wanted}, found {word!r}")
+    return value
+
+
+def _hyphenated(word):
+    """--data_dir=a_b -> --data-dir=a_b."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _parser(description):
+    parser = Parser(description=description)
+    add = parser.add_argument
+    what = parser.add_argument_group("what is trained").add_argument
+    what("--dnn", choices=sorted(DATASETS), default="lstman4", help="the model: lstman4 for speech, lstm for text")
+    what("--dataset", choices=sorted(DATASETS.values()), help="an4 for lstman4, ptb for lstm")
+    what("--data-dir", metavar="FOLDER", help="from here or from the project's folder; audio_data, ptb_data for ptb")
+    what("--hidden-size", type=positive_int, metavar="N", help="units of a layer; 800, for lstm 1500")
+    what("--hidden-layers", type=positive_int, metavar="N", help="LSTM layers; 5, for lstm 2")
+    what("--pretrain", metavar="MODEL", help="start from the weights of a saved model")
+
+    how = parser.add_argument_group("how").add_argument
+    how("--batch-size", type=positive_int, default=8, metavar="N", help="utterances, or streams of text")
+    how("--nsteps-update", type=positive_int, default=1, metavar="N", help="batches whose gradients make one step")
+    how("--lr", type=positive_float, default=0.01, help="learning rate of the first epoch")
+    how("--max-grad-norm", type=positive_float, metavar="X", help="longest gradient; 400, for lstm 0.25")
+    how("--max-epochs", type=positive_int, default=10, metavar="N", help="epochs to train")
+    how("--val-interval", type=positive_int, default=5, metavar="N", help="epochs from one validation to the next")
+    how("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
+    how("--seed", type=natural, default=0, metavar="N", help="of initial weights, order and augmentation")
+    how("--no-augment", dest="augment", action="store_false", help="train on the recordings as they are")
+    how("--noise-dir", metavar="FOLDER", help="recordings of noise to mix into training audio")
+    how("--noise-prob", type=probability, default=0.4, metavar="P", help="part of the utterances that get noise")
+    how("--noise-level", type=non_negative_float, default=0.5, metavar="X", help="loudest noise, relative to speech")
+    add("--run-dir", metavar="FOLDER", help="what the run leaves behind; by default runs/<name>/<time>")
+    return parser

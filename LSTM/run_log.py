@@ -1,0 +1,218 @@
+"""What a run leaves behind (config.json, metrics.jsonl, train.log, tensorboard/, checkpoints/) and shows meanwhile."""
+
+import json
+import logging
+import math
+import platform
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+import numpy
+import torch
+from tqdm import tqdm
+
+from errors import UserError
+from files import atomic_write, make_folder
+from options import PROJECT
+from run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
+
+log = logging.getLogger("oktopk")
+
+_EARLY_LINES = 1000  # log lines kept until there is a train.log to put them into
+
+# Contract for readers of metrics.jsonl: an iteration has all of these, null where one does not apply.
+_ITERATION = {
+    "iter": None,
+    "epoch": None,
+    "phase": "dense",
+    "loss": None,
+    "lr": None,
+    "grad_norm": None,
+    "sparsity": None,
+    "compression_ratio": None,
+    "communication_size": None,
+    "target_k": None,
+    "selected_local": None,
+    "selected_global": None,
+    "bytes_sent": 0,
+    "bytes_received": 0,
+    "t_iter": None,
+    "t_data": None,
+    "t_compute": None,
+    "t_select": 0.0,
+    "t_comm": 0.0,
+    "t_apply": None,
+}
+_EPOCH = {
+    "epoch": None,
+    "loss": None,
+    "avg_sparsity": None,
+    "avg_compression_ratio": None,
+    "avg_communication_size": None,
+    "skipped_steps": 0,
+    "time": None,
+}
+
+
+@contextmanager
+def run_folder(path, name):
+    """Make the folder of a run, `path` or a new runs/<name>/<time>; take it away again if nothing came into it."""
+    if path is None:
+        path = _unused(PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    path = Path(path).absolute()
+    if (path / METRICS).exists():
+        raise UserError(f"--run-dir {path} already holds a run; choose another folder or remove it")
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield make_folder(path)
+    finally:
+        with suppress(OSError):  # the first that is not empty ends it
+            for folder in new:
+                folder.rmdir()
+
+
+def _unused(path):
+    """`path`, or `path-2`, ... where runs start in the same second. Making it is what claims it."""
+    make_folder(path.parent)
+    for number in range(1, sys.maxsize):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError("unreachable")
+
+
+class _Terminal(logging.Handler):
+    """Log lines on stdout that leave a progress bar on stderr whole."""
+
+    def emit(self, record):
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+def start_logging():
+    log.setLevel(logging.DEBUG)
+    terminal = _Terminal(logging.INFO)
+    terminal.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers = [terminal, MemoryHandler(_EARLY_LINES, flushLevel=logging.CRITICAL + 1)]
+
+
+class RunLog:
+    """The open files of a run. Use it as a context; every line is on disk when the call that wrote it returns."""
+
+    def __init__(self, folder, options, steps, ranks=1):
+        from tensorboardX import SummaryWriter
+
+        self.folder = folder
+        make_folder(folder / CHECKPOINTS)
+        with atomic_write(folder / CONFIG) as file:
+            json.dump(_config(options, ranks), file, indent=2, allow_nan=False)
+            file.write("\n")
+        self._metrics = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._board = SummaryWriter(str(folder / TENSORBOARD))
+        self._file = _to_file(folder / LOG)
+        self._bar = tqdm(total=steps, unit="step", file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+
+    @property
+    def has_bar(self):
+        return not self._bar.disable
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+        self._metrics.close()
+        self._board.close()
+        log.removeHandler(self._file)
+        self._file.close()
+
+    def iteration(self, **values):
+        record = self._write("iter", {**_ITERATION, **values})
+        self._to_board(record, values["iter"])
+        self._bar.set_postfix(
+            epoch=values["epoch"], loss=f"{values['loss']:.3f}", phase=record["phase"], density="dense", refresh=False
+        )
+        self._bar.update()
+
+    def epoch(self, **values):
+        self._to_board(self._write("epoch", {**_EPOCH, **values}), values["epoch"])
+
+    def validation(self, **values):
+        self._to_board(self._write("val", values), values["epoch"])
+
+    def event(self, name, **values):
+        self._write("event", {"name": name, **values})
+
+    def histograms(self, net, epoch):
+        for name, parameter in net.named_parameters():
+            if parameter.grad is not None and parameter.grad.isfinite().all():
+                self._board.add_histogram(f"gradient/{name}", parameter.grad.cpu().numpy(), epoch)
+
+    def _write(self, kind, values):
+        record = {"kind": kind, **{key: _finite(value) for key, value in values.items()}}
+        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        return record
+
+    def _to_board(self, record, step):
+        for key, value in record.items():
+            if isinstance(value, int | float) and key not in ("iter", "epoch"):
+                self._board.add_scalar(f"{record['kind']}/{key}", value, step)
+
+
+def _finite(value):
+    """JSON has no NaN and no infinity: null says that there is no such number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _to_file(path):
+    """Log to a file from now on, beginning with what was said before there was one."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for handler in [handler for handler in log.handlers if isinstance(handler, MemoryHandler)]:
+        handler.setTarget(file)
+        handler.flush()
+        log.removeHandler(handler)
+    log.addHandler(file)
+    return file
+
+
+def _config(options, ranks):
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    return {
+        "options": plain,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "mpi4py": None,
+            "mpi_library": None,
+        },
+        "git_commit": _git_commit(),
+        "hosts": [socket.gethostname()],
+        "ranks": ranks,
+        "command": sys.argv,
+    }
+
+
+def _git_commit():
+    """None where there is no git or no repository: the code may have come as an archive."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

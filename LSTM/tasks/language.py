@@ -1,0 +1,66 @@
+"""Penn Treebank: the next word of a text, judged by perplexity."""
+
+import math
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+
+from data.ptb import load_ptb, streams, windows
+from models.lstm import LSTMPTB
+
+_DECAY = 0.1
+_DECAY_EPOCHS = (20, 40, 60)  # the learning rate is multiplied by _DECAY at the start of each
+
+
+class LanguageTask:
+    headline = "perplexity"
+
+    def __init__(self, options, rank=0, size=1):
+        self.options = options
+        batch = options.batch_size
+        self.vocabulary, texts = load_ptb(options.data_dir)
+        train = streams(texts["train"], batch * size, "ptb.train.txt")
+        self.train_streams = train[:, rank * batch : (rank + 1) * batch]
+        self.val_streams = streams(texts["valid"], batch, "ptb.valid.txt")[:, rank::size]
+        self.steps_per_epoch = sum(1 for _ in windows(self.train_streams))
+        self.size_of_data = f"{len(texts['train'])} training and {len(texts['valid'])} validation words"
+        self._state = None
+
+    def build(self):
+        return LSTMPTB(len(self.vocabulary), self.options.hidden_size, self.options.hidden_layers)
+
+    def learning_rate(self, base, epoch):
+        return base * _DECAY ** sum(epoch >= start for start in _DECAY_EPOCHS)
+
+    def batches(self, epoch):
+        """The text in order, the same each epoch: the model's state runs on from one batch to the next."""
+        self._state = None
+        return windows(self.train_streams)
+
+    def loss(self, net, batch):
+        """The mean over words; none of them can be infinite."""
+        loss, self._state = self._loss(net, batch, self._state)
+        return loss, 0
+
+    def _loss(self, net, batch, state):
+        words, targets = (part.to(self.options.torch_device) for part in batch)
+        scores, state = net(words, state)
+        return F.cross_entropy(scores.flatten(0, 1).float(), targets.flatten()), tuple(s.detach() for s in state)
+
+    @torch.no_grad()
+    def validate(self, net):
+        net.eval()
+        totals, state = Counter(), None
+        for batch in windows(self.val_streams) if self.val_streams.numel() else ():
+            loss, state = self._loss(net, batch, state)
+            totals.update(words=batch[1].numel(), loss=loss.item() * batch[1].numel())
+        return totals
+
+    def summarise(self, totals):
+        loss = totals["loss"] / totals["words"]
+        perplexity = math.exp(loss) if loss < math.log(1e300) else math.inf
+        return {"loss": loss, "wer": None, "wer_mean": None, "cer": None, "perplexity": perplexity}
+
+    def describe(self, figures):
+        return f"loss {figures['loss']:.3f}, perplexity {figures['perplexity']:.1f}"

@@ -1,0 +1,140 @@
+"""AN4: recordings in, spoken text out, learnt with CTC."""
+
+from collections import Counter
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from data import audio, text
+from data.batches import prefetch, read_batch
+from data.manifest import load_manifest
+from data.noise import load_noises
+from data.sampler import BucketSampler
+from error_rates import count_errors, rate
+from models.lstman4 import LSTMAN4, output_frames
+
+TRAIN_MANIFEST = "an4_train_manifest.csv"
+VAL_MANIFEST = "an4_val_manifest.csv"
+_ANNEAL = 1.01  # the learning rate is divided by this after each epoch
+
+
+def ctc_losses(scores, frames, batch):
+    """One loss for each utterance, summed over it; 0 where the frames are too few for the transcript."""
+    log_probabilities = scores.float().log_softmax(dim=-1)
+    return F.ctc_loss(
+        log_probabilities,
+        batch.labels,
+        frames,
+        batch.label_counts,
+        blank=text.BLANK,
+        reduction="none",
+        zero_infinity=True,
+    )
+
+
+def count_infeasible(batch):
+    """Utterances that no alignment fits, so that their loss was infinite. A fast tempo can make one."""
+    needed = torch.tensor([text.frames_needed(spoken) for spoken in batch.texts])
+    return int((output_frames(batch.frames.cpu()) < needed).sum())
+
+
+@torch.no_grad()
+def transcribe(net, batches, device):
+    """Yield (loss, reference, hypothesis) of every utterance."""
+    net.eval()
+    for batch in batches:
+        scores, frames = net(batch.spectrograms.to(device), batch.frames.to(device))
+        losses = ctc_losses(scores, frames, batch.to(device)).tolist()
+        yield from zip(losses, batch.texts, text.greedy_decode(scores, frames), strict=True)
+
+
+def batches_by_length(utterances, batch_size):
+    """Unaugmented batches of a whole set, shortest utterances first, so that padding stays small."""
+    order = sorted(range(len(utterances)), key=lambda index: utterances[index].samples)
+    cuts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return prefetch(partial(read_batch, utterances), cuts)
+
+
+def total_errors(transcribed):
+    """Totals over (loss, reference, hypothesis) that may be added across ranks before `error_figures`."""
+    totals = Counter()
+    for loss, reference, hypothesis in transcribed:
+        errors = count_errors(reference, hypothesis)
+        totals.update(
+            utterances=1,
+            loss=loss,
+            word_errors=errors.word_errors,
+            words=errors.words,
+            character_errors=errors.character_errors,
+            characters=errors.characters,
+            wer_sum=errors.wer,
+        )
+    return totals
+
+
+def error_figures(totals):
+    return {
+        "loss": totals["loss"] / totals["utterances"],
+        "wer": rate(totals["word_errors"], totals["words"]),
+        "wer_mean": totals["wer_sum"] / totals["utterances"],
+        "cer": rate(totals["character_errors"], totals["characters"]),
+    }
+
+
+class SpeechTask:
+    headline = "wer"
+
+    def __init__(self, options, rank=0, size=1):
+        self.options = options
+        self.train_set = load_manifest(options.data_dir / TRAIN_MANIFEST)
+        val_set = load_manifest(options.data_dir / VAL_MANIFEST)
+        by_length = sorted(val_set, key=lambda utterance: utterance.samples)
+        self.val_set = by_length[rank::size]
+        lengths = [utterance.samples for utterance in self.train_set]
+        self.sampler = BucketSampler(lengths, options.batch_size, rank, size, options.seed)
+        self.steps_per_epoch = len(self.sampler)
+        self.size_of_data = f"{len(self.train_set)} training and {len(val_set)} validation utterances"
+        self.augmentation = _augmentation(options)
+
+    def build(self):
+        return LSTMAN4(self.options.hidden_size, self.options.hidden_layers)
+
+    def learning_rate(self, base, epoch):
+        return base / _ANNEAL**epoch
+
+    def batches(self, epoch):
+        read = partial(read_batch, self.train_set, augmentation=self.augmentation, seed=(self.options.seed, epoch))
+        return prefetch(read, self.sampler.batches(epoch))
+
+    def loss(self, net, batch):
+        """The mean over the batch of each utterance's summed loss, and how many of them were infinite."""
+        device = self.options.torch_device
+        scores, frames = net(batch.spectrograms.to(device), batch.frames.to(device))
+        return ctc_losses(scores, frames, batch.to(device)).mean(), count_infeasible(batch)
+
+    def validate(self, net):
+        batches = batches_by_length(self.val_set, self.options.batch_size)
+        return total_errors(transcribe(net, batches, self.options.torch_device))
+
+    def summarise(self, totals):
+        return error_figures(totals)
+
+    def describe(self, figures):
+        over = " (WER exceeds 1: more errors than reference words)" if figures["wer"] > 1 else ""
+        return (
+            f"loss {figures['loss']:.3f}, WER {figures['wer']:.3f}, CER {figures['cer']:.3f}, "
+            f"mean WER of utterances {figures['wer_mean']:.3f}{over}"
+        )
+
+
+def _augmentation(options):
+    if not options.augment:
+        return None
+    if options.noise_dir is None:
+        return audio.Augmentation()
+    return audio.Augmentation(
+        noises=load_noises(options.noise_dir),
+        noise_probability=options.noise_prob,
+        noise_level=options.noise_level,
+    )

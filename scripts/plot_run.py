@@ -1,0 +1,172 @@
+"""Draw a run: python scripts/plot_run.py RUN [--out PNG]
+
+RUN is a run's folder, finished or still going. The picture shows loss, learning rate and validation against epochs.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import _project  # noqa: F401 - for the modules of LSTM/
+from errors import UserError, ends_with_user_error
+from files import atomic_write
+from options import Parser
+from run_layout import CONFIG, METRICS
+
+SMOOTHING = 25  # steps that the running mean of the loss covers
+INK, GREY, BLUE, RED, GREEN = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b", "#2e8b57"
+SPARSE_SHADE = "#fdf1dc"
+
+
+@ends_with_user_error
+def main():
+    given = _parser().parse_args()
+    run = Path(given.run)
+    records = read_metrics(run)
+    out = Path(given.out) if given.out else run / "run.png"
+    figure = draw(records, title_of(run))
+    with atomic_write(out, "wb") as file:
+        figure.savefig(file, format="png", dpi=150)
+    print(out)
+
+
+def read_metrics(run):
+    """The records by kind. The last line may be half written, as the run may still be going; no other may."""
+    path = run / METRICS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: there is no such file; name the folder of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the file cannot be read ({error}); name the folder of a run") from None
+    records = {"iter": [], "epoch": [], "val": [], "event": []}
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line.endswith("\n"):
+            break
+        try:
+            record = json.loads(line)
+            records[record["kind"]].append(record)
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{path}:{number}: this line is not a metrics record; remove it or choose another run"
+            ) from None
+    if not records["iter"]:
+        raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
+    return records
+
+
+def title_of(run):
+    """What was trained, if the run's configuration can be read; otherwise the folder's name."""
+    try:
+        config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
+        options = config["options"]
+        size = f"{options['hidden_layers']} layers of {options['hidden_size']}"
+        ranks = f"{config['ranks']} rank{'s' if config['ranks'] > 1 else ''} with batch {options['batch_size']}"
+        return f"{options['dnn']} on {options['dataset']}: {size}, {ranks}, lr {options['lr']:g}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return run.name
+
+
+def draw(records, title):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK})
+    figure, (loss, rate, validation) = pyplot.subplots(
+        3, 1, figsize=(8, 9), sharex=True, height_ratios=(5, 2, 4), layout="constrained"
+    )
+    figure.suptitle(title, fontsize=12)
+    steps = records["iter"]
+    per_epoch = _steps_per_epoch(steps)
+    when = [(record["iter"] + 1) / per_epoch for record in steps]
+    _draw_loss(loss, steps, when, records)
+    rate.plot(when, [_or_nan(record["lr"]) for record in steps], color=BLUE)
+    rate.set_ylabel("learning rate")
+    rate.set_ylim(0, 1.1 * max((record["lr"] for record in steps if record["lr"]), default=1))
+    _draw_validation(validation, records["val"])
+    for axes in (loss, rate, validation):
+        _shade_sparse_phase(axes, steps, when, per_epoch)
+        axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlim(0, 1.01 * max(when))
+    for axes in (loss, validation):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, loc="upper right")
+    validation.set_xlabel("epochs")
+    return figure
+
+
+def _draw_loss(axes, steps, when, records):
+    losses = [_or_nan(record["loss"]) for record in steps]
+    axes.plot(when, losses, color=GREY, linewidth=0.7, alpha=0.7, label="each step")
+    if len(losses) > SMOOTHING:
+        axes.plot(when, _running_mean(losses), color=BLUE, linewidth=1.8, label=f"mean of the last {SMOOTHING} steps")
+    tested = [(record["epoch"] + 1, _or_nan(record["loss"])) for record in records["val"]]
+    if tested:
+        axes.plot(*zip(*tested, strict=True), "o", color=RED, markersize=6, label="validation")
+    finite = sorted(loss for loss in losses if math.isfinite(loss))
+    if finite:  # the first steps can be so high that nothing else would be seen
+        axes.set_ylim(0, 1.05 * max(finite[int(0.99 * (len(finite) - 1))], *(loss for _, loss in tested), 1e-9))
+    axes.set_ylabel("loss")
+
+
+def _draw_validation(axes, tested):
+    keys = ("wer", "cer") if any(record.get("wer") is not None for record in tested) else ("perplexity",)
+    names = {"wer": ("WER", RED), "cer": ("CER", GREEN), "perplexity": ("perplexity", RED)}
+    epochs = [record["epoch"] + 1 for record in tested]
+    for key in keys:
+        label, colour = names[key]
+        values = [_or_nan(record.get(key)) for record in tested]
+        axes.plot(epochs, values, "o-", color=colour, label=label)
+        if values:
+            text = f"{values[-1]:.3f}" if key != "perplexity" else f"{values[-1]:.1f}"
+            axes.annotate(text, (epochs[-1], values[-1]), (0, 7), textcoords="offset points", ha="right", color=colour)
+    axes.set_ylabel("error rate (validation)" if keys[0] == "wer" else "perplexity (validation)")
+    axes.set_ylim(bottom=0)
+    if not tested:
+        axes.text(0.5, 0.5, "no validation yet", ha="center", va="center", transform=axes.transAxes, color=GREY)
+
+
+def _shade_sparse_phase(axes, steps, when, per_epoch):
+    sparse = [moment for moment, record in zip(when, steps, strict=True) if record.get("phase") == "sparse"]
+    if sparse:
+        start = min(sparse) - 1 / per_epoch
+        axes.axvspan(start, max(sparse), color=SPARSE_SHADE, zorder=0)
+        place = axes.get_xaxis_transform()  # epochs across, parts of the axes upwards
+        axes.text(start, 1.0, " sparse phase", va="bottom", color=INK, fontsize=8, transform=place)
+
+
+def _steps_per_epoch(steps):
+    """From the first step of the second epoch; in the first epoch its length is not known, and one epoch is drawn."""
+    later = [record for record in steps if record["epoch"] > steps[0]["epoch"]]
+    if later:
+        return (later[0]["iter"] - steps[0]["iter"]) // (later[0]["epoch"] - steps[0]["epoch"])
+    return len(steps)
+
+
+def _running_mean(values):
+    """Of the last SMOOTHING finite values."""
+    means, window = [], []
+    for value in values:
+        if math.isfinite(value):
+            window = [*window[-(SMOOTHING - 1) :], value]
+        means.append(sum(window) / len(window) if window else math.nan)
+    return means
+
+
+def _or_nan(value):
+    """Matplotlib leaves a gap where a value is NaN; the metrics say null."""
+    return math.nan if value is None else value
+
+
+def _parser():
+    parser = Parser(description="Draw the loss, learning rate and validation of a run.")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("--out", metavar="PNG", help="by default run.png in the folder of the run")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+import pytest
+import torch
+
+from corpora import make_corpus, make_text
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """The models here are too small to share out."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def text_corpus(tmp_path_factory):
+    return make_text(tmp_path_factory.mktemp("text"))

@@ -1,0 +1,396 @@
+"""main_trainer.py as its users run it: what it leaves behind, and one sentence for each kind of wrong input."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from corpora import PROJECT, SMALL, make_corpus, run_program, tone
+from main_trainer import main
+
+TRAINER = "LSTM/main_trainer.py"
+TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply")
+ITERATION = [
+    *("kind", "iter", "epoch", "phase", "loss", "lr", "grad_norm", "sparsity", "compression_ratio"),
+    *("communication_size", "target_k", "selected_local", "selected_global", "bytes_sent", "bytes_received"),
+    *("t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply"),
+]
+EPOCH = [
+    *("kind", "epoch", "loss", "avg_sparsity", "avg_compression_ratio", "avg_communication_size"),
+    *("skipped_steps", "time"),
+]
+
+
+def train(corpus, run, *more, **settings):
+    return run_program(TRAINER, *SMALL, "--data-dir", corpus, "--run-dir", run, *more, **settings)
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(run):
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """A run of two epochs and what it said."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    result = train(corpus, run, "--max-epochs", "2")
+    assert result.returncode == 0, result.stderr
+    return run, result
+
+
+# ---- what a run leaves behind
+
+
+def test_metrics_have_the_keys_of_the_contract(finished):
+    run, _ = finished
+    records = metrics(run)
+    assert [record["kind"] for record in records] == ["iter"] * 3 + ["epoch", "val"] + ["iter"] * 3 + ["epoch", "val"]
+    for record in records:
+        expected = {"iter": ITERATION, "epoch": EPOCH, "val": ["kind", "epoch", "loss", "wer", "wer_mean", "cer"]}
+        assert list(record) == expected[record["kind"]]
+    steps = [record for record in records if record["kind"] == "iter"]
+    assert [record["iter"] for record in steps] == list(range(6))
+    assert [record["epoch"] for record in steps] == [0, 0, 0, 1, 1, 1]
+    for record in steps:
+        assert record["phase"] == "dense"
+        assert record["sparsity"] is record["compression_ratio"] is record["communication_size"] is None
+        assert record["t_iter"] >= record["t_data"] + record["t_compute"] + record["t_apply"] > 0
+    epoch = records[3]
+    assert epoch["loss"] == pytest.approx(np.mean([record["loss"] for record in steps[:3]]))
+
+
+def test_config_names_every_option_and_version(finished):
+    run, _ = finished
+    config = json.loads((run / "config.json").read_text())
+    assert config["options"]["lr"] == 0.01
+    assert config["options"]["hidden_size"] == 16
+    assert config["options"]["max_grad_norm"] == 400
+    assert config["options"]["run_dir"] == str(run)
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["mpi4py"] is None
+    assert config["ranks"] == 1
+    assert config["hosts"]
+
+
+def test_the_log_says_what_happened_and_never_calls_wer_accuracy(finished):
+    run, result = finished
+    assert "12 training and 4 validation utterances" in result.stdout
+    assert "3 steps an epoch, 6 steps in 2 epochs" in result.stdout
+    assert "validation after epoch 1: loss" in result.stdout
+    assert "WER" in result.stdout
+    assert "CER" in result.stdout
+    assert "accuracy" not in result.stdout.lower()
+    assert result.stderr == ""
+    for line in result.stdout.splitlines():
+        assert line in (run / "train.log").read_text()
+
+
+def test_tensorboard_and_models_are_there(finished):
+    run, _ = finished
+    (events,) = (run / "tensorboard").iterdir()
+    assert b"iter/loss" in events.read_bytes()
+    assert b"gradient/output.weight" in events.read_bytes()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_evaluate_repeats_the_figures_of_the_last_validation(finished, corpus):
+    run, _ = finished
+    last = metrics(run)[-1]
+    result = run_program(
+        "LSTM/evaluate.py", run / "checkpoints" / "last.pt", corpus / "an4_val_manifest.csv", "--pairs", "2"
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"WER {last['wer']:.4f}" in result.stdout
+    assert f"CER {last['cer']:.4f}" in result.stdout
+    assert f"loss {last['loss']:.4f}" in result.stdout
+    assert result.stdout.count("reference ") == result.stdout.count("hypothesis ") == 2
+
+
+def test_the_same_seed_twice_gives_the_same_metrics_but_for_times(finished, corpus, tmp_path):
+    run, _ = finished
+    assert train(corpus, tmp_path / "again", "--max-epochs", "2").returncode == 0
+    assert untimed(tmp_path / "again") == untimed(run)
+
+
+def test_a_saved_model_is_where_pretraining_starts(finished, corpus, tmp_path):
+    run, _ = finished
+    model = run / "checkpoints" / "last.pt"
+    result = train(corpus, tmp_path / "on", "--max-epochs", "1", "--pretrain", model)
+    assert result.returncode == 0, result.stderr
+    assert metrics(tmp_path / "on")[0]["loss"] < metrics(run)[0]["loss"] / 2
+
+
+@pytest.mark.parametrize(
+    ("program", "folder"),
+    [
+        (TRAINER, "."),
+        ("main_trainer.py", "LSTM"),
+        ("LSTM/dl_trainer.py", "."),
+        (("-m", "mpi4py", TRAINER), "."),
+        (("-m", "mpi4py", "main_trainer.py"), "LSTM"),
+    ],
+)
+def test_it_runs_from_both_folders_and_through_mpi4py(program, folder, text_corpus, tmp_path):
+    arguments = ["--dnn", "lstm", *SMALL, "--max_epochs", 1, "--data_dir", text_corpus, f"--run_dir={tmp_path / 'run'}"]
+    result = run_program(program, *arguments, cwd=PROJECT / folder)
+    assert result.returncode == 0, result.stderr
+    (validation,) = [record for record in metrics(tmp_path / "run") if record["kind"] == "val"]
+    assert validation["perplexity"] > 1
+    assert validation["wer"] is None
+
+
+def test_mpi_is_not_imported(text_corpus, tmp_path):
+    """A module of that name that fails to import stands in for a machine without MPI."""
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('there is no MPI here')\n")
+    arguments = ["--dnn", "lstm", *SMALL, "--max-epochs", 1, "--data-dir", text_corpus, "--run-dir", tmp_path / "run"]
+    result = run_program("LSTM/dl_trainer.py", *arguments, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_relative_data_folder_is_found_at_the_top_level_from_inside_lstm(tmp_path):
+    """`./audio_data` from inside LSTM/: a copy of the program, so that the project's own data stay out of it."""
+    shutil.copytree(PROJECT / "LSTM", tmp_path / "LSTM", ignore=shutil.ignore_patterns("__pycache__"))
+    make_corpus(tmp_path / "audio_data", train=4, val=2)
+    arguments = [*SMALL, "--data_dir", "./audio_data", "--max_epochs", 1]
+    result = run_program("main_trainer.py", *arguments, cwd=tmp_path / "LSTM")
+    assert result.returncode == 0, result.stderr
+    (run,) = (tmp_path / "runs" / "lstman4-an4-16x2-lr0.01").iterdir()
+    assert metrics(run)
+
+
+# ---- wrong input
+
+
+def refused(result, *parts):
+    """One line on stderr that has all the parts, status 2, no traceback."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert str(part) in line
+
+
+def replace_line(manifest, number, line):
+    lines = manifest.read_text().splitlines()
+    lines[number - 1] = line
+    manifest.write_text("\n".join(lines) + "\n")
+
+
+def shorten(path, part):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+
+
+def flac_cut_short(folder):
+    soundfile.write(folder / "long.flac", tone(2.0), 16_000)
+    shorten(folder / "long.flac", 0.6)
+    replace_line(folder / "an4_train_manifest.csv", 3, "long.flac,train02.txt")
+
+
+def nothing_but(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def faulty_line(text):
+    return lambda folder: replace_line(folder / "an4_train_manifest.csv", 3, text)
+
+
+FAULTS = {
+    "manifest missing": (
+        lambda f: (f / "an4_val_manifest.csv").unlink(),
+        ["an4_val_manifest.csv: there is no", "prepare_an4"],
+    ),
+    "manifest empty": (nothing_but("an4_train_manifest.csv", b""), ["an4_train_manifest.csv: the manifest is empty"]),
+    "manifest not text": (nothing_but("an4_train_manifest.csv", b"\xff\xfe\xff"), ["cannot be read"]),
+    "one field": (faulty_line("train02.wav"), ["an4_train_manifest.csv:3:", "`audio path,transcript path`"]),
+    "three fields": (faulty_line("train02.wav,train02.txt,GO"), ["an4_train_manifest.csv:3:", "train02.txt,GO"]),
+    "an empty field": (faulty_line("train02.wav,"), ["an4_train_manifest.csv:3:"]),
+    "audio missing": (
+        faulty_line("gone.wav,train02.txt"),
+        ["_manifest.csv:3: there is no audio file", "gone.wav", "fix_man"],
+    ),
+    "audio empty": (nothing_but("train02.wav", b""), ["_manifest.csv:3:", "train02.wav is empty"]),
+    "audio truncated": (lambda f: shorten(f / "train02.wav", 0.7), ["_manifest.csv:3:", "train02.wav is truncated"]),
+    "flac truncated": (flac_cut_short, ["_manifest.csv:3:", "long.flac"]),
+    "audio without samples": (
+        lambda f: soundfile.write(f / "train02.wav", np.zeros(0), 16_000),
+        ["_manifest.csv:3:", "train02.wav has no samples"],
+    ),
+    "not audio": (nothing_but("train02.wav", b"hello" * 99), ["_manifest.csv:3:", "train02.wav is not audio"]),
+    "transcript missing": (
+        faulty_line("train02.wav,gone.txt"),
+        ["_manifest.csv:3: there is no transcript", "gone.txt"],
+    ),
+    "transcript empty": (nothing_but("train02.txt", b" \n"), ["_manifest.csv:3:", "train02.txt is empty"]),
+    "strange characters": (nothing_but("train02.txt", "ROOM 4é".encode()), ["_manifest.csv:3:", "contains '4' 'É'"]),
+    "transcript too long": (
+        nothing_but("train02.txt", b"YES " * 30),
+        ["_manifest.csv:3:", "train02.txt needs 119 frames", "train02.wav gives"],
+    ),
+    "several faults": (
+        lambda f: [(f / f"train0{number}.wav").unlink() for number in (1, 4, 7)],
+        ["_manifest.csv:2:", "2 other lines"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_path):
+    spoil, parts = FAULTS[fault]
+    folder = make_corpus(tmp_path / "data")
+    spoil(folder)
+    result = train(folder, tmp_path / "runs" / "run")
+    refused(result, *parts)
+    assert os.listdir(tmp_path) == ["data"]
+
+
+OPTIONS = {
+    "unknown option": (["--learning-rate", "1"], ["--learning-rate"]),
+    "abbreviation": (["--max-epoch", "1"], ["--max-epoch"]),
+    "not offered yet": (["--compressor", "oktopk"], ["--compressor"]),
+    "unknown value": (["--dnn", "vgg"], ["--dnn", "'vgg'", "lstman4"]),
+    "zero batch": (["--batch-size", "0"], ["--batch-size", "above 0", "'0'"]),
+    "negative size": (["--hidden-size", "-3"], ["--hidden-size", "above 0", "'-3'"]),
+    "zero layers": (["--hidden_layers", "0"], ["--hidden-layers"]),
+    "negative rate": (["--lr", "-0.1"], ["--lr"]),
+    "rate nan": (["--lr", "nan"], ["--lr", "'nan'"]),
+    "no number": (["--max-epochs", "ten"], ["--max-epochs", "'ten'"]),
+    "zero epochs": (["--max-epochs", "0"], ["--max-epochs"]),
+    "zero interval": (["--val-interval", "0"], ["--val-interval"]),
+    "zero accumulation": (["--nsteps-update", "0"], ["--nsteps-update"]),
+    "too much accumulation": (["--nsteps-update", "9"], ["3 batches", "--nsteps-update 9"]),
+    "probability": (["--noise-prob", "1.5"], ["--noise-prob", "from 0 to 1"]),
+    "noise without augmentation": (["--noise-dir", ".", "--no-augment"], ["--noise-dir", "--no-augment"]),
+    "no noise folder": (["--noise-dir", "no/such"], ["--noise-dir no/such"]),
+    "mismatch": (["--dnn", "lstm", "--dataset", "an4"], ["lstm", "ptb", "an4"]),
+    "batch too large": (["--batch-size", "13"], ["12 training utterances", "13"]),
+    "no such model": (["--pretrain", "no.pt"], ["no.pt"]),
+    "data missing": (["--data-dir", "nowhere"], [PROJECT / "nowhere", "prepare_an4.py"]),
+    "ptb missing": (["--dnn", "lstm"], ["ptb.train.txt", "--data-dir"]),
+}
+
+
+@pytest.mark.parametrize("case", ["unknown value", "zero batch", "negative size", "batch too large"])
+def test_wrong_options_are_refused_with_one_sentence_and_leave_no_run(case, corpus, tmp_path):
+    arguments, parts = OPTIONS[case]
+    refused(train(corpus, tmp_path / "runs" / "run", *arguments), *parts)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_each_wrong_option_has_its_sentence(case, corpus, tmp_path, capsys):
+    """All of them, in this process: torch takes a second to import."""
+    arguments, parts = OPTIONS[case]
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run"), *arguments])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith("error: ")
+    assert all(str(part) in line for part in parts), line
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_relative_data_folder_that_is_nowhere_names_both_places(tmp_path):
+    result = run_program(str(PROJECT / TRAINER), "--data-dir", "nowhere", cwd=tmp_path)
+    refused(result, tmp_path / "nowhere", PROJECT / "nowhere")
+
+
+@pytest.mark.parametrize("spoilt", ["empty", "strange word", "too short"])
+def test_faulty_text_is_refused(spoilt, text_corpus, tmp_path):
+    folder = shutil.copytree(text_corpus, tmp_path / "data")
+    content = {"empty": "", "strange word": "w1 w2 surprise\n", "too short": "w1\n"}[spoilt]
+    (folder / "ptb.valid.txt").write_text(content)
+    refused(train(folder, tmp_path / "run", "--dnn", "lstm"), "ptb.valid.txt", "surprise" if "word" in spoilt else "")
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused_before_anything_else(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = train(tmp_path, tmp_path / "file" / "run")  # the data are wrong too
+    refused(result, tmp_path / "file" / "run")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(finished, corpus):
+    run, _ = finished
+    before = (run / "metrics.jsonl").read_bytes()
+    refused(train(corpus, run), run, "already holds a run")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_model_of_other_sizes_or_a_broken_one_is_refused(finished, corpus, tmp_path):
+    model = finished[0] / "checkpoints" / "last.pt"
+    refused(
+        train(corpus, tmp_path / "run", "--hidden-layers", 3, "--pretrain", model), "hidden_layers 2", "hidden_layers 3"
+    )
+    shutil.copy(model, tmp_path / "model.pt")
+    shorten(tmp_path / "model.pt", 0.5)
+    refused(train(corpus, tmp_path / "run", "--pretrain", tmp_path / "model.pt"), "model.pt is not a saved model")
+    manifest = corpus / "an4_val_manifest.csv"
+    refused(run_program("LSTM/evaluate.py", tmp_path / "model.pt", manifest), "model.pt is not a saved model")
+    refused(run_program("LSTM/evaluate.py", model, tmp_path / "no.csv"), "no.csv: there is no such manifest")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_several_ranks_are_refused_while_there_is_no_distribution(variable, corpus, tmp_path):
+    refused(train(corpus, tmp_path / "run", environment={variable: "4"}), "4 ranks", variable)
+    assert os.listdir(tmp_path) == []
+
+
+# ---- input that is handled
+
+
+def test_other_rates_and_stereo_are_handled_and_said_once(tmp_path):
+    folder = make_corpus(tmp_path / "data", train=4, val=2)
+    soundfile.write(folder / "train00.wav", np.stack([tone(0.8, rate=8_000)] * 2, axis=1), 8_000)
+    soundfile.write(folder / "train01.wav", tone(0.8, rate=22_050), 22_050)
+    result = train(folder, tmp_path / "run", "--max-epochs", 2)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("2 files are not at 16000 Hz") == 1
+    assert result.stdout.count("1 files have several channels") == 1
+
+
+def test_lower_case_and_blank_lines_are_accepted(tmp_path):
+    folder = make_corpus(tmp_path / "data", train=4, val=2)
+    (folder / "train00.txt").write_text("  enter   o'clock \n")
+    manifest = folder / "an4_train_manifest.csv"
+    manifest.write_text(manifest.read_text() + "\n\n")
+    assert train(folder, tmp_path / "run", "--max-epochs", 1).returncode == 0
+
+
+def test_noise_changes_what_is_learnt(corpus, tmp_path):
+    (tmp_path / "noise").mkdir()
+    soundfile.write(tmp_path / "noise" / "hum.wav", tone(2.0, 60), 16_000)
+    noisy = ["--noise-dir", tmp_path / "noise", "--noise-prob", 1]
+    assert train(corpus, tmp_path / "quiet", "--max-epochs", 1).returncode == 0
+    assert train(corpus, tmp_path / "noisy", "--max-epochs", 1, *noisy).returncode == 0
+    assert metrics(tmp_path / "quiet")[0]["loss"] != metrics(tmp_path / "noisy")[0]["loss"]
+
+
+REAL = PROJECT.parent / "shared" / "an4_real"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs real AN4 utterances in ../shared/an4_real")
+def test_real_an4_utterances_are_learnt_from(tmp_path):
+    for part, name in (("train", "train"), ("test", "val")):
+        lines = []
+        for line in (REAL / f"{part}.tsv").read_text().splitlines():
+            sound, transcript = line.split("\t")
+            (tmp_path / sound).parent.mkdir(exist_ok=True)
+            (tmp_path / sound).with_suffix(".txt").write_text(transcript)
+            shutil.copy(REAL / sound, tmp_path / sound)
+            lines.append(f"{sound},{sound.removesuffix('.wav')}.txt\n")
+        (tmp_path / f"an4_{name}_manifest.csv").write_text("".join(lines))
+    result = train(tmp_path, tmp_path / "run", "--max-epochs", 4)
+    assert result.returncode == 0, result.stderr
+    assert "30 training and 10 validation utterances" in result.stdout
+    losses = [record["loss"] for record in metrics(tmp_path / "run") if record["kind"] == "epoch"]
+    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,64 @@
+"""plot_run.py on runs that are finished, still going, missing or broken."""
+
+import json
+import os
+
+import pytest
+
+from corpora import run_program
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PLOT = "scripts/plot_run.py"
+
+
+def iteration(number, epoch=0, loss=1.0, phase="dense"):
+    return {"kind": "iter", "iter": number, "epoch": epoch, "phase": phase, "loss": loss, "lr": 0.01}
+
+
+def write(run, records, tail=""):
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
+    return run
+
+
+def test_a_finished_run_is_drawn(tmp_path):
+    records = [iteration(n, n // 40, 100 / (n + 1), "dense" if n < 60 else "sparse") for n in range(120)]
+    records += [
+        {"kind": "val", "epoch": epoch, "loss": 3.0, "wer": 1.0, "wer_mean": 1.0, "cer": 0.5} for epoch in (0, 2)
+    ]
+    run = write(tmp_path / "run", records)
+    result = run_program(PLOT, run)
+    assert result.returncode == 0, result.stderr
+    assert (run / "run.png").read_bytes().startswith(PNG)
+    assert result.stdout.strip() == str(run / "run.png")
+
+
+def test_a_run_that_is_still_going_is_drawn_as_far_as_it_is(tmp_path):
+    run = write(tmp_path / "run", [iteration(0), iteration(1, loss=None)], tail='{"kind": "iter", "it')
+    result = run_program(PLOT, run, "--out", tmp_path / "picture.png")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("case", ["missing", "empty", "broken", "foreign", "unwritable"])
+def test_a_run_that_cannot_be_drawn_is_refused(case, tmp_path):
+    run, out, part = tmp_path / "run", tmp_path / "picture.png", "metrics.jsonl"
+    if case == "empty":
+        write(run, [])
+    elif case == "broken":
+        write(run, [iteration(0)], tail="not json\n")
+        part = "metrics.jsonl:2:"
+    elif case == "foreign":
+        write(run, [{"kind": "something"}])
+        part = "metrics.jsonl:1:"
+    elif case == "unwritable":
+        write(run, [iteration(0)])
+        out = tmp_path / "no" / "picture.png"
+        part = "picture.png"
+    before = sorted(os.listdir(tmp_path))
+    result = run_program(PLOT, run, "--out", out)
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert part in line
+    assert sorted(os.listdir(tmp_path)) == before
