@@ -17,9 +17,10 @@ from compression import compressors
 
 
 class _Distributed:
-    """Mixed in before an optimizer's own class; what it keeps for itself begins with `_reducer` or `_handed`."""
+    """Mixed in before an optimizer's own class; its attributes come on top of the optimizer's."""
 
-    def _attach(self, reducer, named_parameters):
+    def _attach(self, wrapped, reducer, named_parameters):
+        self._wrapped = wrapped
         self._reducer = reducer
         self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self._handed_in = set()
@@ -66,6 +67,8 @@ class _Distributed:
         self._synchronized = False
         if not (self._reducer.last_step.skipped and not self.local):
             super().step()
+        # A scheduler that was given the optimizer before it was wrapped asks there whether it has stepped.
+        self._wrapped._opt_called = True
         return loss
 
     def zero_grad(self, set_to_none=True):
@@ -137,5 +140,5 @@ def DistributedOptimizer(
     wrapped = wrapper.__new__(wrapper)
     # A scheduler that was made first has left its own `step` in the instance: ours must come before it.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    wrapped._attach(reducer, named_parameters)
+    wrapped._attach(optimizer, reducer, named_parameters)
     return wrapped

@@ -4,6 +4,7 @@ import functools
 import sys
 
 USER_ERROR_STATUS = 2
+INTERRUPTED_STATUS = 130  # as a shell reports a process that Ctrl-C ended
 
 
 class UserError(Exception):
@@ -11,7 +12,10 @@ class UserError(Exception):
 
 
 def ends_with_user_error(main):
-    """Decorate a program's `main`: a UserError becomes one line on stderr and exit status 2, without a traceback."""
+    """Decorate a program's `main`: a UserError becomes one line on stderr and exit status 2, without a traceback.
+
+    So does Ctrl-C, with the status that shells give it.
+    """
 
     @functools.wraps(main)
     def run(*args, **kwargs):
@@ -20,5 +24,8 @@ def ends_with_user_error(main):
         except UserError as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(USER_ERROR_STATUS)
+        except KeyboardInterrupt:
+            sys.stderr.write("\ninterrupted\n")
+            sys.exit(INTERRUPTED_STATUS)
 
     return run

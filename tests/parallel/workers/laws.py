@@ -15,8 +15,10 @@ from gradients import MAKERS, gradient
 from mpi4py import MPI
 from oracle import Oracle, k_of
 
+import allreducer
 from allreducer import AllReducer
 from compression import compressors
+from sparse import CpuOps, TorchOps
 
 COMM = MPI.COMM_WORLD
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
@@ -31,8 +33,9 @@ SMALLEST = 1.4e-45  # the spacing of denormals: dividing by P cannot be more exa
 class Ranks:
     """One reducer on every rank, and on rank 0 everything that any of them holds."""
 
-    def __init__(self, name, n, density, threshold="exact"):
+    def __init__(self, name, n, density, threshold="exact", ops=CpuOps):
         self.n = n
+        allreducer.ops_for = lambda device: ops
         parameter = torch.nn.Parameter(torch.empty(n))
         self.reducer = AllReducer(
             [("p", parameter)], None, None, compressors[name], sparse=True, density=density, warmup_iters=0,
@@ -84,10 +87,10 @@ def broken_law(everyone, before, gradients, oracle, name, k, density):
     return None
 
 
-def check(name, gradient_of, n, density, iterations, threshold="exact"):
+def check(name, gradient_of, n, density, iterations, threshold="exact", ops=CpuOps):
     """Run one case, with gradient_of(rank, iteration); returns, on every rank, the first broken law or None."""
     size, k = COMM.size, k_of(n, density)
-    ranks = Ranks(name, n, density, threshold)
+    ranks = Ranks(name, n, density, threshold, ops)
     oracle = Oracle(name, size, n, k) if name in EXACT and threshold == "exact" else None
     before = [np.zeros(n, np.float32)] * size
     verdict = None
@@ -106,26 +109,28 @@ def check(name, gradient_of, n, density, iterations, threshold="exact"):
 
 
 def cases():
-    """(compressor, gradients, n, density, iterations, threshold)"""
+    """(compressor, gradients, n, density, iterations, threshold, tensor operations)"""
     for name in NAMES:
         for kind in MAKERS:
-            yield name, kind, 1000, 0.02, SHORT, "exact"
+            yield name, kind, 1000, 0.02, SHORT, "exact", CpuOps
         for n in SIZES:
-            yield name, "normal", n, 0.02, SHORT, "exact"
-            yield name, "ties_and_cancellation", n, 1.0, SHORT, "exact"  # k = n
-        yield name, "normal", 20_000, 0.02, LONG, "exact"
+            yield name, "normal", n, 0.02, SHORT, "exact", CpuOps
+            yield name, "ties_and_cancellation", n, 1.0, SHORT, "exact", CpuOps  # k = n
+        yield name, "layered", 1000, 0.02, SHORT, "exact", TorchOps
+        yield name, "ties_and_cancellation", 1000, 0.3, SHORT, "exact", TorchOps
+        yield name, "normal", 20_000, 0.02, LONG, "exact", CpuOps
     for threshold in ("exact", "reuse"):
-        yield "oktopk", "moving", 3_000, 0.05, LONG, threshold
-    yield "oktopk", "normal", 20_000, 0.02, LONG, "reuse"
-    yield "oktopk", "all_equal", 1000, 1.0, SHORT, "reuse"
+        yield "oktopk", "moving", 3_000, 0.05, LONG, threshold, CpuOps
+    yield "oktopk", "normal", 20_000, 0.02, LONG, "reuse", CpuOps
+    yield "oktopk", "all_equal", 1000, 1.0, SHORT, "reuse", CpuOps
 
 
 def main():
     findings = {}
-    for name, kind, n, density, iterations, threshold in cases():
+    for name, kind, n, density, iterations, threshold, ops in cases():
         makes = partial(gradient, kind, n, COMM.size)
-        case = f"{name} {kind} n={n} density={density} {threshold}"
-        findings[case] = check(name, makes, n, density, iterations, threshold)
+        case = f"{name} {kind} n={n} density={density} {threshold} {ops.__name__}"
+        findings[case] = check(name, makes, n, density, iterations, threshold, ops)
     if COMM.rank == 0:
         sys.stdout.write(json.dumps(findings) + "\n")
 
