@@ -29,7 +29,7 @@ from algorithms import Accumulated
 from algorithms.dense import Dense
 from comm import MeasuredCommunicator, MPICommunicator, warn_if_ranks_cannot_see_each_other
 from compression import ReductionOptions, compressors
-from merged import merge
+from merged import merge, zeros
 from sparse import ops_for
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class AllReducer:
         ops = ops_for(merged.gradient.device)
         if merged.algorithm is None:
             _check_indices_fit(merged)
-            merged.residual = torch.zeros_like(merged.gradient)
+            merged.residual = zeros(merged.size, merged.gradient.device)
             merged.algorithm = self._compressor.make(self.communicator, ops, merged.size, self._options)
         start, comm_before = time.perf_counter(), self.communicator.total().seconds
         chooser = merged.algorithm.chooser

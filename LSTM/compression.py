@@ -19,9 +19,10 @@ from algorithms.topksa import TopkSA
 from selection import kth_magnitude, nudged, sure_bound
 from sparse import bits_of
 
-# The next guess lies 1/32 of an octave (about 2%) under the last exact threshold: low enough to catch k entries in
-# almost every iteration, high enough to catch few more.
+# The next guess lies 1/32 of an octave (about 2%) under where the threshold seems to be going: low enough to catch k
+# entries in almost every iteration, high enough to catch few more. Bits of a magnitude are a logarithmic scale.
 GUESS_SLACK_BITS = 1 << 18
+CANDIDATES_PER_K = 4  # more candidates than that, and the guess was of no use
 GAUSSIAN_CORRECTIONS = 3
 
 
@@ -36,15 +37,22 @@ class ExactTopK:
     def __init__(self, ops, n, k):
         self.ops, self.k = ops, k
         self.bound = None
-        self.room = min(n, 2 * k + 1024)
+        self.room = min(n, CANDIDATES_PER_K * k)
+        self._last = None
 
     def choose(self, acc):
         candidates = acc.candidates
         if candidates is None or candidates.count < self.k:
             candidates = self.ops.at_least(acc.values, sure_bound(partial(self.ops.histogram, acc.values), self.k))
         bound, ties = kth_magnitude(partial(self.ops.histogram, candidates.values), self.k)
-        self.bound = max(1, bound - GUESS_SLACK_BITS)
+        self.bound = self._guess(bound)
         return self.ops.keep(candidates, bound, ties, min(self.k, candidates.count))
+
+    def _guess(self, bound):
+        """The next bound to collect from. Residuals make thresholds rise at first, by less each time."""
+        change = bound - self._last if self._last is not None else 0
+        self._last = bound
+        return max(1, bound + min(change, change // 2) - GUESS_SLACK_BITS)
 
 
 class ReusedThreshold:

@@ -1,5 +1,6 @@
 """A merged gradient: parameters whose gradients lie side by side in one buffer and are reduced as one."""
 
+import numpy as np
 import torch
 
 
@@ -15,7 +16,7 @@ class MergedGradient:
         self.name = self.names[0] if len(self.names) == 1 else f"{self.names[0]}..{self.names[-1]}"
         device = named_parameters[0][1].device
         sizes = [parameter.numel() for _, parameter in named_parameters]
-        self.gradient = torch.zeros(sum(sizes), device=device)
+        self.gradient = zeros(sum(sizes), device)
         self.views = {
             name: part.view(parameter.shape)
             for (name, parameter), part in zip(named_parameters, self.gradient.split(sizes), strict=True)
@@ -26,6 +27,13 @@ class MergedGradient:
     @property
     def size(self):
         return self.gradient.numel()
+
+
+def zeros(count, device):
+    """A flat float32 buffer. NumPy asks the system for huge pages, torch does not: a third of a dense allreduce."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros(count, np.float32))
+    return torch.zeros(count, device=device)
 
 
 def merge(named_parameters, merge_size=None):

@@ -31,6 +31,7 @@ LSTMAN4_ELEMENTS = 27_569_568
 LAYERS = 20
 GRADIENTS_IN_TURN = 3
 BASELINE = "mpi"
+WORD = 4  # bytes
 STAGES = ("t_inspect", "t_select", "t_comm", "t_apply")
 
 
@@ -159,25 +160,33 @@ def summarise(contender, buffers, baseline_median):
 
 def table(rows, options):
     """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k."""
-    k, head = max(1, int(options.elements * options.density)), "compressor"
-    lines = [
-        f"{'':16}{'median':>9}{'min':>8}{'max':>8}{'ratio':>8}{'selected/k':>16}{'sent':>9}{'received':>10}"
-        f"{'inspect':>9}{'select':>8}{'comm':>8}{'apply':>8}{'memory':>8}",
-        f"{head:16}{'ms':>9}{'ms':>8}{'ms':>8}{'to mpi':>8}{'min .. max':>16}{'words/k':>9}{'words/k':>10}"
-        f"{'ms':>9}{'ms':>8}{'ms':>8}{'ms':>8}{'buffers':>8}",
+    k = max(1, int(options.elements * options.density))
+    widths = (16, 9, 8, 8, 8, 17, 17, 9, 10, 9, 8, 8, 8, 8)
+    head = (
+        ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", *STAGES, "memory"),
+        ("compressor", "ms", "ms", "ms", "to mpi", *["min .. max"] * 2, *["words/k"] * 2, *["ms"] * 4, "buffers"),
+    )
+    body = [
+        (
+            row["name"],
+            *(f"{row[key] * 1e3:.1f}" for key in ("median_s", "min_s", "max_s")),
+            f"{row['ratio']:.2f}",
+            *(_span(row.get(f"{key}_per_k")) for key in ("selected_local", "selected_global")),
+            *(f"{row[key] / WORD / k:.3f}" if key in row else "-" for key in ("bytes_sent", "bytes_received")),
+            *(f"{row[stage] * 1e3:.1f}" if stage in row else "-" for stage in STAGES),
+            f"{row['peak_buffers']:.2f}",
+        )
+        for row in rows
     ]
-    for row in rows:
-        times = "".join(f"{row[key] * 1e3:8.1f}" for key in ("min_s", "max_s"))
-        line = f"{row['name']:16}{row['median_s'] * 1e3:9.1f}{times}{row['ratio']:8.2f}"
-        chosen = row.get("selected_global_per_k")
-        line += f"{f'{chosen[0]:.4f} .. {chosen[1]:.4f}' if chosen else '-':>16}"
-        if "bytes_sent" in row:
-            line += f"{row['bytes_sent'] / 4 / k:9.3f}{row['bytes_received'] / 4 / k:10.3f}"
-            line += f"{row['t_inspect'] * 1e3:9.1f}" + "".join(f"{row[stage] * 1e3:8.1f}" for stage in STAGES[1:])
-        else:
-            line += f"{'-':>9}{'-':>10}{'-':>9}" + f"{'-':>8}" * 3
-        lines.append(line + f"{row['peak_buffers']:8.2f}")
+    lines = []
+    for first, *others in (*head, *body):
+        cells = [f"{cell.removeprefix('t_'):>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append(f"{first:{widths[0]}}{''.join(cells)}")
     return "\n".join(lines)
+
+
+def _span(limits):
+    return f"{limits[0]:.4f}..{limits[1]:.4f}" if limits else "-"
 
 
 def parse_arguments():
