@@ -131,7 +131,7 @@ class TestBadArchive:
         assert_refused(prepare(archive, "--out", tmp_path / "data"), *words)
         assert {path.name for path in tmp_path.iterdir()} == before
 
-    @pytest.mark.parametrize("name", ["../evil.sph", "an4/wav/an4_clstk/../../../../evil.sph", "/tmp/evil.sph"])
+    @pytest.mark.parametrize("name", ["../evil.sph", "an4/wav/an4_clstk/../../../../evil.sph", "/etc/evil.sph"])
     def test_a_member_that_points_outside(self, tmp_path, name):
         archive = write_archive(tmp_path / "a.tgz", members() | {name: sphere(tone(1))})
         self.refuse(tmp_path, archive, repr(name), "points outside")
