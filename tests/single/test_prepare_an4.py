@@ -24,7 +24,7 @@ SMALL = ["--synthetic", "--train-utterances", "12", "--test-utterances", "3"]
 
 
 # The synthetic corpus of SMALL: its version, and the SHA-256 of its names and contents.
-BYTES_OF_VERSION = (3, "0de47408d864943b32a7596634fd3beee304cce4f25f2aa321d076ac5bf5f7ab")
+BYTES_OF_VERSION = (4, "a8933e5feca2f7d65a3737c6fb9c2c50d3fa73f1b3d8fb0cc15c4ac905672833")
 
 
 def prepare(*arguments, **options):
@@ -131,7 +131,7 @@ class TestBadArchive:
         assert_refused(prepare(archive, "--out", tmp_path / "data"), *words)
         assert {path.name for path in tmp_path.iterdir()} == before
 
-    @pytest.mark.parametrize("name", ["../evil.sph", "an4/wav/an4_clstk/../../../../evil.sph", "/tmp/evil.sph"])
+    @pytest.mark.parametrize("name", ["../evil.sph", "an4/wav/an4_clstk/../../../../evil.sph", "/etc/evil.sph"])
     def test_a_member_that_points_outside(self, tmp_path, name):
         archive = write_archive(tmp_path / "a.tgz", members() | {name: sphere(tone(1))})
         self.refuse(tmp_path, archive, repr(name), "points outside")
