@@ -202,7 +202,7 @@ def parse_arguments():
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     options = parser.parse_args()
     if options.compressors == "all":
-        names = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
+        names = ["dense", *(name for name, compressor in compressors.items() if compressor.name == name != "none")]
     else:
         names = options.compressors.split(",")
     for name in names:
