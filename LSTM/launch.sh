@@ -114,7 +114,6 @@ choose_launch() {
             launch=("$launcher" --ntasks="$nworkers")
             ;;
         none)
-            depth="${depth:-$((($(getconf _NPROCESSORS_ONLN) + nworkers - 1) / nworkers))}"
             launcher="${launcher:-$(first_of mpiexec mpirun)}"
             default=""
             launch=("$launcher" -n "$nworkers")
@@ -123,7 +122,6 @@ choose_launch() {
     read -ra words <<<"${placement-$default}"
     ((${#words[@]} == 0)) || launch+=("${words[@]}")
     if [[ "$scheduler" != none ]] || has nvidia-smi; then launch+=("$root/LSTM/rank_device.sh"); fi
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$depth}"
     if [[ "$scheduler" == pbs ]]; then export MPICH_GPU_SUPPORT_ENABLED="${MPICH_GPU_SUPPORT_ENABLED:-1}"; fi
 }
 
@@ -193,7 +191,7 @@ if [[ "$program" == */main_trainer.py ]]; then
 fi
 command+=("$@")
 
-say "$nworkers ranks on $nodes node(s), $OMP_NUM_THREADS thread(s) each"
+say "$nworkers ranks on $nodes node(s)"
 if is_dry; then
     printf '%q' "${command[0]}"
     printf ' %q' "${command[@]:1}"

@@ -16,7 +16,7 @@ CONFIGS = sorted(path.stem for path in (PROJECT / "exp_configs").glob("*.conf"))
 TRAINER, DOCTOR, RANK_DEVICE = (
     PROJECT / path for path in ("LSTM/main_trainer.py", "scripts/doctor.py", "LSTM/rank_device.sh")
 )
-COMMANDS = ("bash", "env", "cat", "dirname", "sort", "wc", "sed", "getconf")
+COMMANDS = ("bash", "env", "cat", "dirname", "sort", "wc")
 
 
 class Machine:
