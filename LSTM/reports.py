@@ -8,19 +8,8 @@ import torch
 
 KIB_PER_MIB = 1024  # Linux gives a process's memory in KiB
 BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
-STAGES = (  # of a step, with the columns that show them
-    ("data", "data"),
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("merge", "merge"),
-    ("compression", "compress"),
-    ("communication", "communicate"),
-    ("demerge", "demerge"),
-    ("device_to_host", "dev-to-host"),
-    ("host_to_device", "host-to-dev"),
-    ("update", "update"),
-)
-REDUCTION = STAGES[2:-1]
+REDUCTION = ("backward", "merge", "compression", "communication", "demerge", "device_to_host", "host_to_device")
+STAGES = ("data", "forward", *REDUCTION, "update")  # of a step
 
 
 # ---- the plan
@@ -130,8 +119,8 @@ def stage_seconds(seconds, report):
     staged = report.t_to_host + report.t_to_device
     return {
         "data": seconds["data"],
-        "forward": seconds["compute"] - seconds["backward"] - report.t_merge,
-        "backward": seconds["backward"],
+        "forward": seconds["compute"] - seconds["backward"],
+        "backward": seconds["backward"] - report.t_merge,  # gradients are handed in as they appear
         "merge": report.t_merge + report.t_inspect,
         "compression": report.t_select,
         "communication": report.t_comm - staged,
@@ -188,14 +177,13 @@ def mean(values):
 
 
 def breakdown(tally):
-    """Two lines: the columns of the reduction's stages, and their mean milliseconds a step."""
-    columns = [column for _, column in REDUCTION] + ["total"]
-    figures = [tally.milliseconds(stage) for stage, _ in REDUCTION]
-    figures.append(sum(figures))
-    widths = [max(len(column), 9) for column in columns]
-    header = "  ".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True))
-    row = "  ".join(f"{figure:{width}.2f}" for figure, width in zip(figures, widths, strict=True))
-    return "ms/step  " + header, "         " + row
+    """Two lines: the reduction's stages, and the mean milliseconds a step that each took."""
+    figures = {stage: tally.milliseconds(stage) for stage in REDUCTION}
+    figures["total"] = sum(figures.values())
+    columns = {stage.replace("_", "-"): figure for stage, figure in figures.items()}
+    header = "  ".join(f"{column:>9}" for column in columns)
+    row = "  ".join(f"{figure:{max(9, len(column))}.2f}" for column, figure in columns.items())
+    return f"ms/step  {header}", f"         {row}"
 
 
 def memory(device):
@@ -252,7 +240,7 @@ class Summary:
             ("steps", *(str(record[f"steps_{phase}"]) for phase in shown)),
             ("sent per step, kB", *(f"{record[f'bytes_per_step_{phase}'] / 1e3:.1f}" for phase in shown)),
             *(
-                (f"{stage}, ms", *(f"{record[f'ms_per_step_{phase}'][stage]:.2f}" for phase in shown))
+                (f"{stage.replace('_', '-')}, ms", *(f"{record[f'ms_per_step_{phase}'][stage]:.2f}" for phase in shown))
                 for stage in record[f"ms_per_step_{shown[0]}"]
             ),
         ]
@@ -270,4 +258,4 @@ def _row(cells):
 
 
 def _stages(tally):
-    return {**{stage: tally.milliseconds(stage) for stage, _ in STAGES}, "total": 1e3 * tally.seconds / tally.steps}
+    return {**{stage: tally.milliseconds(stage) for stage in STAGES}, "total": 1e3 * tally.seconds / tally.steps}
