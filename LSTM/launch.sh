@@ -11,6 +11,7 @@
 #   depth        cores of a rank; by default 8 under PBS: a Polaris node has 32
 #   launcher     by default srun under Slurm, otherwise mpiexec or mpirun, whichever is there
 #   placement    the launcher's words about nodes and cores, where its defaults below do not fit a site
+#   modulefiles  where PBS jobs find the module conda; by default Polaris' /soft/modulefiles
 #   venv         the environment to enter when none is active; by default .venv in the project's folder
 #   program      what the ranks run; scripts/doctor.py instead of the training checks the job's surroundings
 
@@ -64,13 +65,14 @@ read_allocation() {
     fi
 }
 
-# Conda's and modules' scripts use variables that are not set.
+# What is active already is used; otherwise Polaris' conda, and the environment that stands over it.
 enter_environment() {
+    modulefiles="${modulefiles:-/soft/modulefiles}"
     venv="${venv:-$root/.venv}"
     if [[ -z "${VIRTUAL_ENV-}" ]]; then
-        set +u
-        if [[ "$scheduler" == pbs && -z "${CONDA_PREFIX-}" && -d /soft/modulefiles ]]; then
-            module use /soft/modulefiles
+        set +u # the scripts of conda and of modules use variables that are not set
+        if [[ "$scheduler" == pbs && -z "${CONDA_PREFIX-}" && -d "$modulefiles" ]]; then
+            module use "$modulefiles"
             module load conda
             conda activate base
         fi

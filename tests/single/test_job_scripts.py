@@ -1,6 +1,7 @@
 """The job scripts and their configs: what they would launch under PBS, under Slurm and on a plain machine, and that
 they do launch it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -178,6 +179,28 @@ def test_a_pbs_job_goes_to_the_folder_that_it_was_sent_from(machine):
     assert done.stdout.strip() == str(PROJECT)
 
 
+def test_on_polaris_conda_is_loaded_and_the_venv_stands_over_it(machine, tmp_path):
+    log, venv = tmp_path / "log", tmp_path / "venv"
+    for command in ("module", "conda"):
+        machine.add(command, f'echo "{command} $*" >>"{log}"')
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text(f'echo activate >>"{log}"\nPATH="{venv}/bin:$PATH"\n: $NEVER_SET\n')
+    shutil.copy(machine.python, venv / "bin" / "python")
+    places = {"modulefiles": tmp_path, "venv": venv}
+    line = machine.launch_line("lstm_oktopk.sh", **places, **machine.pbs(1))
+    assert f"RANK_DEVICE {venv}/bin/python TRAINER" in line
+    assert log.read_text().splitlines() == [
+        f"module use {tmp_path}",
+        "module load conda",
+        "conda activate base",
+        "activate",
+    ]
+    log.write_text("")
+    line = machine.launch_line("lstm_oktopk.sh", VIRTUAL_ENV="active", **places, **machine.pbs(1))
+    assert "RANK_DEVICE PYTHON TRAINER" in line
+    assert log.read_text() == ""
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_no_script_names_a_project_or_a_person(script):
     text = (PROJECT / "LSTM" / script).read_text()
@@ -274,13 +297,27 @@ def test_only_gpus_that_the_scheduler_allows_are_given(machine, allowed, given):
         assert done.stdout.strip() == expected
 
 
-def test_a_script_starts_its_ranks_on_this_machine(machine):
-    beside_python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    program = machine.folder / "rank.py"
-    program.write_text("from mpi4py import MPI\nprint(f'rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}')\n")
-    done = machine.run("lstm_oktopk.sh", path=beside_python, program=program, nworkers=3)
+def test_a_script_trains_on_this_machine(machine, tmp_path):
+    """From another folder, with the launcher beside this Python, past the start of the sparse phase."""
+    corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
+    small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = machine.run(
+        "lstm_topkDSA.sh", "--run-dir", run, "--device", "cpu", path=path, data_dir=corpus, OMP_NUM_THREADS=1, **small
+    )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
+    options = json.loads((run / "config.json").read_text())["options"]
+    assert (options["nworkers"], options["compressor"], options["lr"]) == (2, "topkDSA", 0.01)
+
+
+def test_the_doctor_can_be_started_as_a_run_would_be(machine, tmp_path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = machine.run("lstm_oktopk.sh", "--data-dir", tmp_path, path=path, program=DOCTOR, nworkers=3)
+    assert done.returncode == 1  # there are no data in that folder
+    assert "3, as" in done.stdout
+    assert done.stdout.count("1 to mend") == 1
 
 
 def test_shellcheck_passes():
