@@ -27,12 +27,12 @@ import torch
 
 from algorithms import Accumulated
 from algorithms.dense import Dense
-from comm import MeasuredCommunicator, MPICommunicator, warn_if_ranks_cannot_see_each_other
+from comm import MeasuredCommunicator, MPICommunicator, ranks_that_mpi_does_not_see
 from compression import ReductionOptions, compressors
 from merged import merge, zeros
 from sparse import ops_for
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("oktopk.reducer")
 
 WARMUP_ITERS = 128  # early gradients move too fast for a sparse choice to be any good
 MAX_SKIPS_IN_A_ROW = 10
@@ -62,6 +62,7 @@ class StepReport:
 
     phase: str = "dense"
     skipped: bool = False
+    elements: int = 0  # of the gradients that were reduced
     grad_norm: float = 0.0  # before clipping
     target_k: int | None = None
     selected_local: int | None = None
@@ -69,9 +70,11 @@ class StepReport:
     bytes_sent: int = 0
     bytes_received: int = 0
     t_merge: float = 0.0  # copying gradients in
-    t_inspect: float = 0.0  # norm, finiteness, clipping
+    t_inspect: float = 0.0  # norm, finiteness, clipping, momentum
     t_select: float = 0.0  # everything of an algorithm but its communication
-    t_comm: float = 0.0
+    t_comm: float = 0.0  # the next two included
+    t_to_host: float = 0.0
+    t_to_device: float = 0.0
     t_apply: float = 0.0  # writing the mean, clearing residuals
 
 
@@ -80,6 +83,10 @@ class AllReducer:
 
     `lock`, `key_lock` and `layerwise_times` are taken for the sake of loops that pass them: the queues order the two
     threads, and merging needs no timings. Options beyond `trainer` are keyword-only.
+
+    `momentum` above 0 is Deep Gradient Compression's momentum correction: each rank accumulates its own velocity and
+    reduces that in place of the gradient, for an optimizer without momentum. While dense, their mean is the velocity
+    that the optimizer would have had. What a sparse reduction delivers is cleared from the velocity too (DGC, 3.3).
     """
 
     def __init__(
@@ -105,6 +112,7 @@ class AllReducer:
         threshold_period=32,
         region_period=64,
         merge_size=None,
+        momentum=0.0,
         communicator=None,
     ):
         if not 0 < density <= 1:
@@ -122,10 +130,13 @@ class AllReducer:
         self._options = ReductionOptions(density, sigma_scale, threshold, threshold_period, region_period)
         self._warmup_iters = warmup_iters
         self._norm_clip = norm_clip
+        self._momentum = momentum
         self._err_callback = err_callback
         self._writer = writer
         self.communicator = MeasuredCommunicator(communicator or MPICommunicator())
-        warn_if_ranks_cannot_see_each_other(self.communicator, log.warning)
+        unseen = ranks_that_mpi_does_not_see(self.communicator.size)
+        if unseen:
+            log.warning(unseen)
         self._merged = merge([(name, p) for name, p in named_parameters if p.requires_grad], merge_size)
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._allreduce_counter = {merged.name: 0 for merged in self._merged}
@@ -201,7 +212,7 @@ class AllReducer:
 
     def _step(self):
         report, self._report = self._report, StepReport()
-        traffic_before = self.communicator.total()
+        traffic_before, staging_before = self.communicator.total(), self.communicator.staging
         with torch.no_grad():
             if self._agree_that_gradients_are_finite(report):
                 for merged in self._merged:
@@ -209,6 +220,9 @@ class AllReducer:
         traffic = self.communicator.total()
         report.bytes_sent = traffic.sent - traffic_before.sent
         report.bytes_received = traffic.received - traffic_before.received
+        staging = self.communicator.staging
+        report.t_to_host = staging.to_host - staging_before.to_host
+        report.t_to_device = staging.to_device - staging_before.to_device
         self.last_step = report
 
     def _agree_that_gradients_are_finite(self, report):
@@ -258,6 +272,11 @@ class AllReducer:
         return self._sparse and self._allreduce_counter[merged.name] >= self._warmup_iters
 
     def _reduce(self, merged, report):
+        report.elements += merged.size
+        if self._momentum:
+            start = time.perf_counter()
+            merged.gather_momentum(self._momentum)
+            report.t_inspect += time.perf_counter() - start
         if self._is_sparse_now(merged):
             self._reduce_sparse(merged, report)
         else:
@@ -281,6 +300,8 @@ class AllReducer:
         reduction = merged.algorithm.reduce(Accumulated(merged.residual, candidates))
         reduced, comm_seconds = time.perf_counter(), self.communicator.total().seconds - comm_before
         feed_back(ops, merged.residual, reduction)
+        if merged.velocity is not None:
+            ops.put_zero(merged.velocity, reduction.delivered)
         deliver(ops, merged.gradient, reduction)
         report.t_comm += comm_seconds
         report.t_select += reduced - start - comm_seconds

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -63,6 +63,14 @@ def offsets(counts):
     return [0, *np.cumsum(counts, dtype=np.int64).tolist()]
 
 
+@dataclass
+class Staging:
+    """Seconds that copies between a device and the host have taken, where MPI does not take device pointers."""
+
+    to_host: float = 0.0
+    to_device: float = 0.0
+
+
 class MPICommunicator(Communicator):
     """MPI through mpi4py. Host memory is handed over as it is.
 
@@ -81,9 +89,10 @@ class MPICommunicator(Communicator):
         self._comm = (MPI.COMM_WORLD if mpi_comm is None else mpi_comm).Dup()
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX}
         self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+        self.staging = Staging()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         if self.size > 1:
-            _abort_all_ranks_on_uncaught_errors()
+            abort_all_ranks_on_uncaught_errors()
 
     def allreduce(self, buffer, op="sum"):
         host = self._outgoing(buffer)
@@ -147,8 +156,10 @@ class MPICommunicator(Communicator):
         """The memory that MPI may read: the tensor's own, or a copy on the host."""
         tensor = tensor.detach().contiguous()
         if not self._passes_directly(tensor.device):
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            return host.copy_(tensor).numpy()
+            start = time.perf_counter()
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+            self.staging.to_host += time.perf_counter() - start
+            return host.numpy()
         return _mpi_buffer(tensor)
 
     def _incoming(self, count, dtype, device):
@@ -157,17 +168,22 @@ class MPICommunicator(Communicator):
             return torch.empty(count, dtype=dtype, pin_memory=True).numpy()
         return _mpi_buffer(torch.empty(count, dtype=dtype, device=device))
 
-    @staticmethod
-    def _arrived(buffer, device):
+    def _arrived(self, buffer, device):
         tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
-        return tensor.to(device)
+        if tensor.device.type == torch.device(device).type:
+            return tensor
+        start = time.perf_counter()
+        tensor = tensor.to(device)
+        self.staging.to_device += time.perf_counter() - start
+        return tensor
 
-    @staticmethod
-    def _copy_back(host, tensor):
+    def _copy_back(self, host, tensor):
         """Bring what MPI wrote home, where it was not written in place."""
         arrived = host if isinstance(host, torch.Tensor) else torch.from_numpy(host)
         if arrived.data_ptr() != tensor.data_ptr():
+            start = time.perf_counter()
             tensor.copy_(arrived.view(tensor.shape))
+            self.staging.to_device += time.perf_counter() - start
 
 
 def _mpi_buffer(tensor):
@@ -184,7 +200,7 @@ def _in_place():
     return MPI.IN_PLACE
 
 
-def _abort_all_ranks_on_uncaught_errors():
+def abort_all_ranks_on_uncaught_errors():
     """An error that ends one rank ends the job: otherwise the others would wait for it in their next collective."""
     from mpi4py import MPI
 
@@ -204,14 +220,23 @@ def _abort_all_ranks_on_uncaught_errors():
     sys.excepthook = hook
 
 
-def warn_if_ranks_cannot_see_each_other(communicator, warn):
-    """A launcher that started N ranks while MPI sees one: two MPI libraries, of which mpi4py has the wrong one."""
-    launched = max((int(os.environ.get(name, 1)) for name in LAUNCHER_SIZE_VARIABLES), default=1)
-    if launched > 1 and communicator.size == 1:
-        warn(
-            f"the launcher started {launched} ranks, but MPI sees only this one: mpi4py was built against another "
-            'MPI than the launcher\'s; rebuild it with MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py'
-        )
+def launched_ranks():
+    """How many ranks the launcher says that it started; 1 without one."""
+    return max(int(os.environ.get(name, 1)) for name in LAUNCHER_SIZE_VARIABLES)
+
+
+def ranks_that_mpi_does_not_see(size):
+    """A launcher that started N ranks while MPI sees one: two MPI libraries, of which mpi4py has the wrong one.
+
+    Returns the sentence that says so, or None.
+    """
+    launched = launched_ranks()
+    if launched == 1 or size > 1:
+        return None
+    return (
+        f"the launcher started {launched} ranks, but MPI sees only this one: mpi4py was built against another "
+        'MPI than the launcher\'s; rebuild it with MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py'
+    )
 
 
 @dataclass
@@ -235,6 +260,11 @@ class MeasuredCommunicator(Communicator):
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
         self.traffic = defaultdict(Traffic)
+
+    @property
+    def staging(self):
+        """A copy of what the other's staging has taken so far; it is part of the seconds of its operations."""
+        return replace(getattr(self._inner, "staging", Staging()))
 
     def total(self):
         """The sums over all operations."""

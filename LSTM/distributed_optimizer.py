@@ -65,7 +65,7 @@ class _Distributed:
         if not self.local and not self._synchronized:
             self.synchronize()
         self._synchronized = False
-        if not (self._reducer.last_step.skipped and not self.local):
+        if self.local or not self.skipped:
             super().step()
         # A scheduler that was given the optimizer before it was wrapped asks there whether it has stepped.
         self._wrapped._opt_called = True
@@ -91,6 +91,11 @@ class _Distributed:
     def reducer(self):
         return self._reducer
 
+    @property
+    def skipped(self):
+        """Whether the ranks agreed to skip the step that was last synchronized."""
+        return self._reducer.last_step.skipped
+
     def stop(self):
         """End the reducer's thread and take the hooks off."""
         for hook in self._hooks:
@@ -111,12 +116,17 @@ def DistributedOptimizer(
     density=0.1,
     norm_clip=None,
     writer=None,
+    *,
+    momentum_correction=False,
     **options,
 ):
     """Wrap an optimizer; its class stays one of the wrapper's classes, its state and groups are shared.
 
-    `options` are the keyword-only options of `AllReducer`.
+    `options` are the keyword-only options of `AllReducer`. With `momentum_correction` the optimizer's momentum moves
+    into the reducer, where it is accumulated before compression.
     """
+    if momentum_correction:
+        options["momentum"] = _take_momentum(optimizer)
     if named_parameters is None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         named_parameters = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
@@ -142,3 +152,13 @@ def DistributedOptimizer(
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._attach(optimizer, reducer, named_parameters)
     return wrapped
+
+
+def _take_momentum(optimizer):
+    """The optimizer's momentum; it steps without from now on."""
+    factors = {group.get("momentum", 0) for group in optimizer.param_groups}
+    if len(factors) != 1 or 0 in factors:
+        raise ValueError(f"momentum correction needs an optimizer with one momentum above 0, found {sorted(factors)}")
+    for group in optimizer.param_groups:
+        group.update(momentum=0.0, nesterov=False)
+    return factors.pop()

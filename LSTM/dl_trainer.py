@@ -5,11 +5,13 @@
 A training loop is
 
     trainer.train(nsteps_update)      # forward and backward, gradients add up
-    optimizer.synchronize()           # between ranks, where there are several
+    optimizer.synchronize()           # between ranks: see distributed_optimizer.py
     trainer.update_model()            # clip, step
 """
 
+import math
 import os
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 import torch
 
 from checkpoint import load_weights
-from errors import UserError
+from errors import UserError, ends_with_user_error
 from tasks import TASKS
 
 MOMENTUM = 0.9
@@ -25,9 +27,14 @@ MAX_SKIPPED_IN_A_ROW = 10
 
 
 class DLTrainer:
-    def __init__(self, options, rank=0, size=1):
+    """What one rank trains. `add_up` adds the totals of a validation over the ranks.
+
+    With an optimizer that synchronizes, whether a step is skipped is what the ranks agreed there.
+    """
+
+    def __init__(self, options, rank=0, size=1, add_up=lambda totals: totals):
         _make_deterministic(options.seed)
-        self.options, self.rank, self.size = options, rank, size
+        self.options, self.rank, self.size, self._add_up = options, rank, size, add_up
         # The reducer appends to these, one value for each sparse reduction.
         self.sparsities, self.compression_ratios, self.communication_sizes = [], [], []
 
@@ -42,6 +49,8 @@ class DLTrainer:
         if options.pretrain:
             load_weights(self.net, options.dnn, options.pretrain)
         self.net.to(options.torch_device).train()
+        if size > 1:
+            torch.manual_seed(options.seed + rank)  # each rank its own dropout
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=options.lr, momentum=MOMENTUM, nesterov=True)
 
         self.train_iter = 0  # batches seen
@@ -49,7 +58,7 @@ class DLTrainer:
         self.infinite_losses = 0
         self.skipped_steps = 0
         self.grad_norm = None  # of the last step before clipping; None if it was not finite
-        self.seconds = Counter()  # data, compute, apply: whoever reports them clears them
+        self.seconds = Counter()  # data, compute (with backward), apply: whoever reports them clears them
         self._batches = iter(())
         self._skipped_in_a_row = 0
         self._gradients_are_spent = True
@@ -86,7 +95,8 @@ class DLTrainer:
             self.optimizer.zero_grad()
             self._gradients_are_spent = False
         loss, infinite = self.task.loss(self.net, batch)
-        (loss / self.options.nsteps_update).backward()
+        with self._timed("backward"):
+            (loss / self.options.nsteps_update).backward()
         self.infinite_losses += infinite
         return loss.item()
 
@@ -97,13 +107,13 @@ class DLTrainer:
         """
         with self._timed("apply"):
             norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.options.max_grad_norm).item()
-            finite = norm == norm and abs(norm) != float("inf")
-            self.grad_norm = norm if finite else None
-            if finite:
+            skipped = getattr(self.optimizer, "skipped", False) or not math.isfinite(norm)
+            self.grad_norm = None if skipped else norm
+            if skipped:
+                self._skip_step()
+            else:
                 self.optimizer.step()
                 self._skipped_in_a_row = 0
-            else:
-                self._skip_step()
             self._gradients_are_spent = True
 
     def _skip_step(self):
@@ -119,7 +129,7 @@ class DLTrainer:
     def test(self, epoch):
         """Loss, WER and CER (for text: perplexity) over the validation data."""
         try:
-            return {"epoch": epoch, **self.task.summarise(self.task.validate(self.net))}
+            return {"epoch": epoch, **self.task.summarise(self._add_up(self.task.validate(self.net)))}
         finally:
             self.net.train()
 
@@ -147,7 +157,15 @@ def _make_deterministic(seed):
     torch.manual_seed(seed)
 
 
-if __name__ == "__main__":
-    from main_trainer import main
+@ends_with_user_error
+def main():
+    """Train in this one process, without MPI."""
+    from main_trainer import run
+    from world import Ranks, refuse_several_ranks
 
+    refuse_several_ranks("LSTM/dl_trainer.py")
+    run(Ranks(), sys.argv[1:])
+
+
+if __name__ == "__main__":
     main()

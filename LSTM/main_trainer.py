@@ -1,102 +1,176 @@
-"""Train a model: command line -> options -> loop.
+"""Train a model over one or many ranks: command line -> options -> broadcast -> loop.
 
 python LSTM/main_trainer.py --hidden-size 256 --hidden-layers 3 --max-epochs 12
+mpirun -np 2 python LSTM/main_trainer.py --nworkers 2 --compression True --compressor oktopk --density 0.02
 python LSTM/main_trainer.py --dnn lstm --dataset ptb --data-dir ptb_data
+
+Validation and saved models use batch-norm statistics that are averaged over the ranks: each has its own batches.
 """
 
 import logging
-import os
-import resource
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import torch
 
+import reports
+from allreducer import ReducerError
 from checkpoint import save_model
+from compression import compressors
+from distributed_optimizer import DistributedOptimizer
 from dl_trainer import DLTrainer
 from errors import UserError, ends_with_user_error
 from options import parse_options
 from run_layout import CHECKPOINTS
-from run_log import RunLog, run_folder, start_logging
+from run_log import NoRunLog, RunLog, config_of, run_folder, start_logging
+from world import MPIRanks, SharedError
 
 log = logging.getLogger("oktopk")
 
 LINES_PER_EPOCH = 5  # of progress, where there is no terminal for a bar
-KIB_PER_MIB = 1024  # Linux gives a process's memory in KiB
-LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 
 
 @ends_with_user_error
 def main(arguments=None):
-    refuse_several_ranks()
-    options = parse_options(sys.argv[1:] if arguments is None else arguments, __doc__.splitlines()[0])
-    start_logging()
+    ranks = MPIRanks()
+    with ranks.ending_together():
+        run(ranks, sys.argv[1:] if arguments is None else arguments)
+
+
+def run(ranks, arguments):
+    options = ranks.from_first(lambda: check(parse_options(arguments, __doc__.splitlines()[0]), ranks))
+    options = replace(options, device=own_device(options.device, ranks))
+    start_logging(speaks=ranks.is_first)
+    with ExitStack() as stack:
+        folder = ranks.on_first(lambda: stack.enter_context(run_folder(options.run_dir, name_of(options, ranks))))
+        trainer = ranks.together(lambda: DLTrainer(options, ranks.rank, ranks.size, ranks.add_up))
+        stack.enter_context(closing(trainer))
+        plan = reports.plan(trainer.steps_per_epoch, options)
+        config = config_of(replace(options, run_dir=folder), ranks)
+        run_log = ranks.together(lambda: RunLog(folder, config, plan.steps) if ranks.is_first else NoRunLog())
+        train(trainer, options, ranks, plan, stack.enter_context(run_log))
+
+
+def check(options, ranks):
+    if options.nworkers not in (None, ranks.size):
+        raise UserError(
+            f"--nworkers {options.nworkers}, but MPI has {reports.so_many_ranks(ranks.size)}: start "
+            f"{options.nworkers} with mpirun -np {options.nworkers}, or leave --nworkers out"
+        )
+    return options
+
+
+def own_device(device, ranks):
+    """Of the CUDA devices that are visible, the one of this rank's place on its node."""
+    if device != "cuda":
+        return device
+    index = ranks.local_rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def name_of(options, ranks):
     name = f"{options.dnn}-{options.dataset}-{options.hidden_size}x{options.hidden_layers}-lr{options.lr:g}"
-    with run_folder(options.run_dir, name) as folder:
-        trainer = DLTrainer(options)
-        steps = trainer.steps_per_epoch * options.max_epochs
-        with closing(trainer), RunLog(folder, replace(options, run_dir=folder), steps) as run:
-            train(trainer, options, run)
+    if options.compression:
+        name += f"-{options.compressor}" + (f"-density{options.density:g}" if options.is_sparse else "")
+    return name + (f"-{ranks.size}ranks" if ranks.size > 1 else "")
 
 
-def refuse_several_ranks():
-    for variable in LAUNCHERS:
-        ranks = os.environ.get(variable, "1")
-        if ranks != "1":
-            raise UserError(
-                f"the launcher started {ranks} ranks ({variable}), but training over several ranks is not there yet; "
-                "run without mpirun"
-            )
-
-
-def train(trainer, options, run):
-    announce(trainer, options, run)
-    best, judge = None, trainer.task.describe
+def train(trainer, options, ranks, plan, run):
+    announce(trainer, options, ranks, plan, run)
+    ranks.share_model(trainer.net)
+    optimizer = distribute(trainer, options, ranks)
+    best, judge, summary = None, trainer.task.describe, reports.Summary()
     for epoch in range(options.max_epochs):
-        train_epoch(trainer, options, run, epoch)
+        train_epoch(trainer, optimizer, options, ranks, run, summary, epoch)
         if is_validated(epoch, options):
+            ranks.average_buffers(trainer.net)
             figures = trainer.test(epoch)
+            summary.validation(figures)
             run.validation(**figures)
             run.histograms(trainer.net, epoch)
             log.info("validation after epoch %d: %s", epoch, judge(figures))
-            best = save(trainer, run, figures, best)
-    log.info("best model: %s, after epoch %d: %s", run.folder / CHECKPOINTS / "best.pt", best["epoch"], judge(best))
+            best = save(trainer, ranks, run, figures, best)
+    optimizer.stop()
+    run.event("summary", **summary.record())
+    for line in summary.table():
+        log.info("%s", line)
+    if ranks.is_first:
+        best_model = run.folder / CHECKPOINTS / "best.pt"
+        log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], judge(best))
 
 
-def train_epoch(trainer, options, run, epoch):
+def distribute(trainer, options, ranks):
+    """Put the reducer between the trainer and its optimizer."""
+    optimizer = DistributedOptimizer(
+        trainer.optimizer,
+        trainer.net.named_parameters(),
+        compression=compressors[options.compressor],
+        is_sparse=options.is_sparse,
+        sigma_scale=options.sigma_scale,
+        density=options.density,
+        norm_clip=options.norm_clip,
+        momentum_correction=options.momentum_correction,
+        warmup_iters=options.warmup_iters,
+        threshold=options.threshold,
+        communicator=ranks.new_communicator(),
+    )
+    trainer.update_optimizer(optimizer)
+    optimizer.set_trainer(trainer)
+    return optimizer
+
+
+def train_epoch(trainer, optimizer, options, ranks, run, summary, epoch):
     started, skipped, infinite = time.perf_counter(), trainer.skipped_steps, trainer.infinite_losses
-    records = []
+    tally = reports.Tally()
     for step in range(trainer.steps_per_epoch):
-        record = train_step(trainer, options)
-        run.iteration(iter=epoch * trainer.steps_per_epoch + step, epoch=epoch, **record)
-        records.append(record)
+        record, stages = train_step(trainer, optimizer, options)
+        iteration = epoch * trainer.steps_per_epoch + step
+        if record["phase"] == "sparse" and not summary.phases["sparse"].steps:
+            report_sparse_start(run, options, iteration, epoch, record)
+        density = options.density if record["phase"] == "sparse" else 1
+        run.iteration(density, iter=iteration, epoch=epoch, **record)
+        tally.add(record, stages)
+        summary.step(record, stages)
         if not run.has_bar and (step + 1) % max(1, trainer.steps_per_epoch // LINES_PER_EPOCH) == 0:
             log.info("epoch %d step %d/%d: loss %.3f", epoch, step + 1, trainer.steps_per_epoch, record["loss"])
-    run.epoch(
-        epoch=epoch,
-        loss=mean(records, "loss"),
-        skipped_steps=trainer.skipped_steps - skipped,
-        time=time.perf_counter() - started,
-    )
-    report_epoch(trainer, epoch, records, time.perf_counter() - started)
-    report_losses_of_steps(run, epoch, trainer.skipped_steps - skipped, trainer.infinite_losses - infinite)
+    optimizer.add_train_epoch()
+    loss = ranks.mean(tally.loss / tally.steps)
+    skipped = trainer.skipped_steps - skipped
+    sparse_metrics = reports.take_sparse_metrics(trainer)
+    averages = {f"avg_{key}": reports.mean(values) for key, values in sparse_metrics.items()}
+    seconds = time.perf_counter() - started
+    run.epoch(epoch=epoch, loss=loss, **averages, skipped_steps=skipped, time=seconds)
+    summary.epoch(loss, sparse_metrics, skipped)
+    report_epoch(trainer, epoch, loss, averages, tally, seconds)
+    infinite = ranks.add_up({"infinite": trainer.infinite_losses - infinite})["infinite"]
+    report_losses_of_steps(run, epoch, skipped, infinite)
 
 
-def train_step(trainer, options):
+def train_step(trainer, optimizer, options):
     began = time.perf_counter()
     trainer.seconds.clear()
-    loss = trainer.train(options.nsteps_update)
+    try:
+        loss = accumulate(trainer, optimizer, options.nsteps_update)
+        optimizer.synchronize()
+    except ReducerError as error:
+        if isinstance(error.__cause__, FloatingPointError):  # all ranks have agreed on it
+            raise SharedError(str(error.__cause__)) from error
+        raise
     trainer.update_model()
-    stages = {f"t_{stage}": seconds for stage, seconds in trainer.seconds.items()}
-    return {
-        "loss": loss,
-        "lr": trainer.lr,
-        "grad_norm": trainer.grad_norm,
-        "t_iter": time.perf_counter() - began,
-        **stages,
-    }
+    report = optimizer.reducer.last_step
+    record = reports.step_record(loss, trainer, report, time.perf_counter() - began)
+    return record, reports.stage_seconds(trainer.seconds, report)
+
+
+def accumulate(trainer, optimizer, batches):
+    """Forward and backward over so many batches; the last one's gradients leave for the reducer with all the others."""
+    optimizer.local = True
+    loss = trainer.train(batches - 1) * (batches - 1) if batches > 1 else 0.0
+    optimizer.local = False
+    return (loss + trainer.train(1)) / batches
 
 
 def is_validated(epoch, options):
@@ -104,50 +178,65 @@ def is_validated(epoch, options):
     return epoch == 0 or (epoch + 1) % options.val_interval == 0 or epoch == options.max_epochs - 1
 
 
-def save(trainer, run, figures, best):
-    """Save the model as last.pt, and as best.pt if it is; return the figures of the best."""
+def save(trainer, ranks, run, figures, best):
+    """Save the model as last.pt, and as best.pt if it is; return the figures of the best. Rank 0 writes."""
 
     def merit(figures):
         return figures[trainer.task.headline], figures["loss"]  # early on, WER is often 1 for all
 
-    folder, dnn = run.folder / CHECKPOINTS, trainer.options.dnn
-    save_model(folder / "last.pt", trainer.net, dnn, figures["epoch"], figures)
+    def write(name):
+        if ranks.is_first:
+            path = run.folder / CHECKPOINTS / name
+            save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
+
+    write("last.pt")
     if best is not None and not merit(figures) < merit(best):
         return best
-    save_model(folder / "best.pt", trainer.net, dnn, figures["epoch"], figures)
+    write("best.pt")
     return figures
 
 
-def announce(trainer, options, run):
+def announce(trainer, options, ranks, plan, run):
     parameters = sum(parameter.numel() for parameter in trainer.net.parameters())
-    steps = trainer.steps_per_epoch
-    log.info("run folder: %s", run.folder)
+    threads = ranks.share_cores()
+    if ranks.is_first:
+        log.info("run folder: %s", run.folder)
     log.info("%s: %d parameters on %s; %s", options.dnn, parameters, options.device, trainer.task.size_of_data)
+    if threads:
+        log.info("%d ranks share this node's %d cores: %d torch threads each", ranks.local_size, ranks.cores, threads)
+    if options.nwpernode not in (None, ranks.local_size):
+        log.warning("--nwpernode %d, but this node has %d of the ranks", options.nwpernode, ranks.local_size)
+    reports.announce_plan(log, plan, options, ranks)
+    if ranks.size > 1 and any(buffer.is_floating_point() for buffer in trainer.net.buffers()):
+        log.info("batch-norm statistics are averaged over the ranks before validation and saving")
+
+
+def report_sparse_start(run, options, iteration, epoch, record):
     log.info(
-        "batches of %d: %d steps an epoch, %d steps in %d epochs",
-        options.batch_size * options.nsteps_update,
-        steps,
-        steps * options.max_epochs,
-        options.max_epochs,
+        "the sparse phase starts at step %d (epoch %d): %s chose %d entries, sparsity %.4f, ratio %.1f",
+        *(iteration, epoch, options.compressor, record["selected_global"]),
+        *(record["sparsity"], record["compression_ratio"]),
+    )
+    run.event(
+        "sparse_phase_started",
+        iter=iteration,
+        epoch=epoch,
+        density=options.density,
+        sparsity=record["sparsity"],
+        compression_ratio=record["compression_ratio"],
     )
 
 
-def report_epoch(trainer, epoch, records, seconds):
-    stages = ", ".join(f"{stage} {sum(r[f't_{stage}'] for r in records):.1f}" for stage in ("data", "compute", "apply"))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
-    device = ""
-    if trainer.options.device == "cuda":
-        device = f", device memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
-    log.info(
-        "epoch %d: loss %.3f, lr %.5f, %.1f s (%s), peak memory %.0f MiB%s",
-        epoch,
-        mean(records, "loss"),
-        trainer.lr,
-        seconds,
-        stages,
-        memory,
-        device,
-    )
+def report_epoch(trainer, epoch, loss, averages, tally, seconds):
+    if averages["avg_sparsity"] is None:
+        log.debug("epoch %d: no sparse metrics: they start after the warm-up", epoch)
+        sparse = ""
+    else:
+        sparse = f", sparsity {averages['avg_sparsity']:.4f}, ratio {averages['avg_compression_ratio']:.1f}"
+    memory = reports.memory(trainer.options.torch_device)
+    log.info("epoch %d: loss %.3f, lr %.5f%s, %.1f s, %s", epoch, loss, trainer.lr, sparse, seconds, memory)
+    for line in reports.breakdown(tally):
+        log.info("%s", line)
 
 
 def report_losses_of_steps(run, epoch, skipped, infinite):
@@ -161,10 +250,6 @@ def report_losses_of_steps(run, epoch, skipped, infinite):
             infinite,
         )
         run.event("infinite_losses", epoch=epoch, count=infinite)
-
-
-def mean(records, key):
-    return sum(record[key] for record in records) / len(records)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,19 @@ class MergedGradient:
             for (name, parameter), part in zip(named_parameters, self.gradient.split(sizes), strict=True)
         }
         self.residual = None
+        self.velocity = None
         self.algorithm = None
 
     @property
     def size(self):
         return self.gradient.numel()
+
+    def gather_momentum(self, momentum):
+        """velocity = momentum * velocity + gradient, and the gradient becomes the velocity."""
+        if self.velocity is None:
+            self.velocity = torch.zeros_like(self.gradient)
+        self.velocity.mul_(momentum).add_(self.gradient)
+        self.gradient.copy_(self.velocity)
 
 
 def zeros(count, device):

@@ -36,9 +36,25 @@ class Options:
     noise_prob: float
     noise_level: float
     pretrain: Path | None
-    device: str  # cpu or cuda
+    device: str  # cpu or cuda, or cuda:N
     seed: int
     run_dir: Path | None
+    nworkers: int | None  # None: as many as were started
+    nwpernode: int | None
+    compression: bool
+    compressor: str
+    density: float
+    sigma_scale: float
+    warmup_iters: int
+    threshold: str
+    norm_clip: float | None
+    momentum_correction: bool
+
+    @property
+    def is_sparse(self):
+        from compression import compressors
+
+        return self.compression and compressors[self.compressor].is_sparse
 
     @property
     def torch_device(self):
@@ -76,6 +92,16 @@ def parse_options(arguments, description=None):
         device=choose_device(given.device),
         seed=given.seed,
         run_dir=Path(given.run_dir) if given.run_dir else None,
+        nworkers=given.nworkers,
+        nwpernode=given.nwpernode,
+        compression=given.compression,
+        compressor=given.compressor,
+        density=given.density,
+        sigma_scale=given.sigma_scale,
+        warmup_iters=given.warmup_iters,
+        threshold=given.threshold,
+        norm_clip=given.norm_clip,
+        momentum_correction=given.momentum_correction,
     )
 
 
@@ -134,6 +160,25 @@ def probability(word):
     return _number(float, word, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
+def share(word):
+    return _number(float, word, lambda value: 0 < value <= 1, "a share above 0 and at most 1")
+
+
+def boolean(word):
+    try:
+        return {"true": True, "false": False}[word.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"expected True or False, found {word!r}") from None
+
+
+def compressor_name(word):
+    from compression import compressors  # its kernels take a while to import
+
+    if word not in compressors:
+        raise argparse.ArgumentTypeError(f"there is no {word!r}; choose from {', '.join(compressors)}")
+    return word
+
+
 def _number(kind, word, holds, wanted):
     try:
         value = kind(word)
@@ -164,10 +209,10 @@ def _parser(description):
     what("--pretrain", metavar="MODEL", help="start from the weights of a saved model")
 
     how = parser.add_argument_group("how").add_argument
-    how("--batch-size", type=positive_int, default=8, metavar="N", help="utterances, or streams of text")
+    how("--batch-size", type=positive_int, default=8, metavar="N", help="utterances, or streams of text, of a rank")
     how("--nsteps-update", type=positive_int, default=1, metavar="N", help="batches whose gradients make one step")
     how("--lr", type=positive_float, default=0.01, help="learning rate of the first epoch")
-    how("--max-grad-norm", type=positive_float, metavar="X", help="longest gradient; 400, for lstm 0.25")
+    how("--max-grad-norm", type=positive_float, metavar="X", help="longest averaged gradient; 400, for lstm 0.25")
     how("--max-epochs", type=positive_int, default=10, metavar="N", help="epochs to train")
     how("--val-interval", type=positive_int, default=5, metavar="N", help="epochs from one validation to the next")
     how("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
@@ -176,5 +221,22 @@ def _parser(description):
     how("--noise-dir", metavar="FOLDER", help="recordings of noise to mix into training audio")
     how("--noise-prob", type=probability, default=0.4, metavar="P", help="part of the utterances that get noise")
     how("--noise-level", type=non_negative_float, default=0.5, metavar="X", help="loudest noise, relative to speech")
+    _add_reduction(parser.add_argument_group("over several ranks").add_argument)
     add("--run-dir", metavar="FOLDER", help="what the run leaves behind; by default runs/<name>/<time>")
     return parser
+
+
+def _add_reduction(add):
+    add("--nworkers", type=positive_int, metavar="P", help="ranks that mpirun was told to start: checked")
+    add("--nwpernode", type=positive_int, metavar="N", help="ranks of a node: checked and noted")
+    flag = {"nargs": "?", "const": True, "default": False, "type": boolean, "metavar": "True|False"}
+    add("--compression", **flag, help="let --compressor choose what is sent; without, everything is")
+    add("--compressor", type=compressor_name, default="oktopk", metavar="NAME", help="how sparse gradients are reduced")
+    add("--density", type=share, default=0.02, metavar="X", help="share of the gradient that is sent")
+    add("--warmup-iters", type=natural, default=128, metavar="N", help="dense steps before the first sparse one")
+    add("--threshold", choices=("exact", "reuse"), default="exact", help="found anew in every step, or in every 32nd")
+    add("--sigma-scale", type=positive_float, default=2.5, metavar="X", help="of the gaussian compressors")
+    add(
+        "--norm-clip", type=positive_float, metavar="X", help="clip each rank's gradient to X/sqrt(P) before it is sent"
+    )
+    add("--momentum-correction", action="store_true", help="accumulate momentum on each rank, before compression")

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -98,8 +97,12 @@ class _Terminal(logging.Handler):
         sys.stdout.flush()
 
 
-def start_logging():
+def start_logging(speaks=True):
+    """Lines of the logger "oktopk" go to stdout and, once there is one, to train.log; of silent ranks, nowhere."""
     log.setLevel(logging.DEBUG)
+    if not speaks:
+        log.handlers = [logging.NullHandler()]
+        return
     terminal = _Terminal(logging.INFO)
     terminal.setFormatter(logging.Formatter("%(message)s"))
     log.handlers = [terminal, MemoryHandler(_EARLY_LINES, flushLevel=logging.CRITICAL + 1)]
@@ -108,13 +111,13 @@ def start_logging():
 class RunLog:
     """The open files of a run. Use it as a context; every line is on disk when the call that wrote it returns."""
 
-    def __init__(self, folder, options, steps, ranks=1):
+    def __init__(self, folder, config, steps):
         from tensorboardX import SummaryWriter
 
         self.folder = folder
         make_folder(folder / CHECKPOINTS)
         with atomic_write(folder / CONFIG) as file:
-            json.dump(_config(options, ranks), file, indent=2, allow_nan=False)
+            json.dump(config, file, indent=2, allow_nan=False)
             file.write("\n")
         self._metrics = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._board = SummaryWriter(str(folder / TENSORBOARD))
@@ -135,11 +138,15 @@ class RunLog:
         log.removeHandler(self._file)
         self._file.close()
 
-    def iteration(self, **values):
+    def iteration(self, density, **values):
         record = self._write("iter", {**_ITERATION, **values})
         self._to_board(record, values["iter"])
         self._bar.set_postfix(
-            epoch=values["epoch"], loss=f"{values['loss']:.3f}", phase=record["phase"], density="dense", refresh=False
+            epoch=values["epoch"],
+            loss=f"{values['loss']:.3f}",
+            phase=record["phase"],
+            density=f"{density:g}",
+            refresh=False,
         )
         self._bar.update()
 
@@ -168,6 +175,33 @@ class RunLog:
                 self._board.add_scalar(f"{record['kind']}/{key}", value, step)
 
 
+class NoRunLog:
+    """What ranks other than 0 write: nothing."""
+
+    has_bar = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def iteration(self, density, **values):
+        pass
+
+    def epoch(self, **values):
+        pass
+
+    def validation(self, **values):
+        pass
+
+    def event(self, name, **values):
+        pass
+
+    def histograms(self, net, epoch):
+        pass
+
+
 def _finite(value):
     """JSON has no NaN and no infinity: null says that there is no such number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -185,7 +219,8 @@ def _to_file(path):
     return file
 
 
-def _config(options, ranks):
+def config_of(options, ranks):
+    """What config.json holds. Every rank must call this."""
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return {
         "options": plain,
@@ -193,12 +228,12 @@ def _config(options, ranks):
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": numpy.__version__,
-            "mpi4py": None,
-            "mpi_library": None,
+            **ranks.versions,
         },
-        "git_commit": _git_commit(),
-        "hosts": [socket.gethostname()],
-        "ranks": ranks,
+        "git_commit": _git_commit() if ranks.is_first else None,
+        "hosts": ranks.hosts,
+        "ranks": ranks.size,
+        "ranks_per_node": ranks.local_size,
         "command": sys.argv,
     }
 

@@ -27,7 +27,7 @@ def run_ranks(ranks, program, *arguments, seconds=240, **variables):
     """Run a Python program on so many ranks; returns the finished process, whatever its status."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "LSTM"), str(ROOT / "tests" / "parallel")]),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("LSTM", "tests", "tests/parallel")),
         "OMP_NUM_THREADS": "1",
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "0",  # more ranks than cores: those that wait make room
         **variables,

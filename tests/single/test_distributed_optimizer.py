@@ -174,3 +174,47 @@ def test_an_error_in_the_reducer_reaches_synchronize(wrap):
     model(batches(1)[0][0]).sum().backward()
     with pytest.raises(ReducerError):
         optimizer.synchronize()
+
+
+# ---- momentum correction
+
+
+def plain_momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def test_corrected_momentum_is_the_optimizers_own_while_dense():
+    bare, distributed = make_model(), make_model()
+    train(bare, plain_momentum(bare.parameters()))
+    optimizer = DistributedOptimizer(
+        plain_momentum(distributed.parameters()), distributed.named_parameters(), momentum_correction=True
+    )
+    train(distributed, optimizer)
+    optimizer.stop()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_corrected_momentum_grows_where_nothing_is_delivered_and_ends_where_it_is():
+    """By hand: gradients [4, 1], one of two entries sent, momentum 1/2, learning rate 1."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1.0, momentum=0.5), [("p", parameter)], compression=compressors["topkA2"],
+        is_sparse=True, density=0.5, warmup_iters=0, momentum_correction=True,
+    )  # fmt: skip
+    steps = []
+    for gradient in ([4.0, 1.0], [1.0, 1.0], [0.0, 0.0]):
+        before = parameter.detach().clone()
+        optimizer.zero_grad()
+        (parameter * torch.tensor(gradient)).sum().backward()
+        optimizer.step()
+        steps.append((before - parameter.detach()).tolist())
+    optimizer.stop()
+    # velocity [4, 1], sent 4; velocity [1, 1.5], residual 1 + 1.5, sent 2.5; velocity [0.5, 0], residual 1 + 0.5
+    assert steps == [[4.0, 0.0], [0.0, 2.5], [1.5, 0.0]]
+
+
+def test_momentum_correction_needs_a_momentum():
+    model = make_model()
+    with pytest.raises(ValueError, match="one momentum above 0"):
+        DistributedOptimizer(MAKERS["adam"](model.parameters()), model.named_parameters(), momentum_correction=True)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+import mpi4py
 import numpy as np
 import pytest
 import soundfile
@@ -13,7 +14,7 @@ from corpora import PROJECT, SMALL, make_corpus, run_program, tone
 from main_trainer import main
 
 TRAINER = "LSTM/main_trainer.py"
-TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply")
+TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply", "ms_per_step_dense")
 ITERATION = [
     *("kind", "iter", "epoch", "phase", "loss", "lr", "grad_norm", "sparsity", "compression_ratio"),
     *("communication_size", "target_k", "selected_local", "selected_global", "bytes_sent", "bytes_received"),
@@ -51,8 +52,13 @@ def finished(corpus, tmp_path_factory):
 
 def test_metrics_have_the_keys_of_the_contract(finished):
     run, _ = finished
-    records = metrics(run)
+    *records, summary = metrics(run)
     assert [record["kind"] for record in records] == ["iter"] * 3 + ["epoch", "val"] + ["iter"] * 3 + ["epoch", "val"]
+    assert summary["name"] == "summary"
+    assert summary["steps_dense"] == 6
+    assert summary["bytes_per_step_dense"] == 0
+    assert summary["avg_sparsity"] is summary["ms_per_step_sparse"] is None
+    assert summary["wer"] == records[-1]["wer"]
     for record in records:
         expected = {"iter": ITERATION, "epoch": EPOCH, "val": ["kind", "epoch", "loss", "wer", "wer_mean", "cer"]}
         assert list(record) == expected[record["kind"]]
@@ -75,9 +81,10 @@ def test_config_names_every_option_and_version(finished):
     assert config["options"]["max_grad_norm"] == 400
     assert config["options"]["run_dir"] == str(run)
     assert config["versions"]["torch"] == torch.__version__
-    assert config["versions"]["mpi4py"] is None
+    assert config["versions"]["mpi4py"] == mpi4py.__version__
+    assert config["versions"]["mpi_library"]
     assert config["ranks"] == 1
-    assert config["hosts"]
+    assert len(config["hosts"]) == 1
 
 
 def test_the_log_says_what_happened_and_never_calls_wer_accuracy(finished):
@@ -103,7 +110,7 @@ def test_tensorboard_and_models_are_there(finished):
 
 def test_evaluate_repeats_the_figures_of_the_last_validation(finished, corpus):
     run, _ = finished
-    last = metrics(run)[-1]
+    last = [record for record in metrics(run) if record["kind"] == "val"][-1]
     result = run_program(
         "LSTM/evaluate.py", run / "checkpoints" / "last.pt", corpus / "an4_val_manifest.csv", "--pairs", "2"
     )
@@ -254,7 +261,15 @@ def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_p
 OPTIONS = {
     "unknown option": (["--learning-rate", "1"], ["--learning-rate"]),
     "abbreviation": (["--max-epoch", "1"], ["--max-epoch"]),
-    "not offered yet": (["--compressor", "oktopk"], ["--compressor"]),
+    "not offered yet": (["--resume", "auto"], ["--resume"]),
+    "unknown compressor": (["--compressor", "gzip"], ["--compressor", "'gzip'", "oktopk", "topkDSA", "dense"]),
+    "density zero": (["--density", "0"], ["--density", "above 0", "'0'"]),
+    "density above one": (["--density", "1.5"], ["--density", "at most 1", "'1.5'"]),
+    "neither true nor false": (["--compression", "maybe"], ["--compression", "'maybe'"]),
+    "negative warm-up": (["--warmup-iters", "-1"], ["--warmup-iters", "0 or more"]),
+    "zero clip": (["--norm-clip", "0"], ["--norm-clip", "above 0"]),
+    "other threshold": (["--threshold", "guess"], ["--threshold", "exact", "reuse"]),
+    "too many workers": (["--nworkers", "4"], ["--nworkers 4", "1 rank"]),
     "unknown value": (["--dnn", "vgg"], ["--dnn", "'vgg'", "lstman4"]),
     "zero batch": (["--batch-size", "0"], ["--batch-size", "above 0", "'0'"]),
     "negative size": (["--hidden-size", "-3"], ["--hidden-size", "above 0", "'-3'"]),
@@ -340,8 +355,19 @@ def test_a_model_of_other_sizes_or_a_broken_one_is_refused(finished, corpus, tmp
 
 
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_several_ranks_are_refused_while_there_is_no_distribution(variable, corpus, tmp_path):
-    refused(train(corpus, tmp_path / "run", environment={variable: "4"}), "4 ranks", variable)
+@pytest.mark.parametrize(
+    ("program", "parts"),
+    [(TRAINER, ["started 4 ranks", "MPI sees only this one"]), ("LSTM/dl_trainer.py", ["4 ranks", "main_trainer.py"])],
+)
+def test_ranks_that_cannot_see_each_other_are_refused(program, parts, variable, corpus, tmp_path):
+    """The variables stand in for another MPI's launcher; mpi4py may add a warning of its own."""
+    result = run_program(
+        program, *SMALL, "--data-dir", corpus, "--run-dir", tmp_path / "run", environment={variable: "4"}
+    )
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert all(part in last for part in parts)
     assert os.listdir(tmp_path) == []
 
 

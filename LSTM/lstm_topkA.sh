@@ -1,0 +1,21 @@
+#!/bin/bash -l
+#PBS -q debug-scaling
+#PBS -l select=2:system=polaris
+#PBS -l place=scatter
+#PBS -l walltime=01:00:00
+#PBS -l filesystems=home:eagle
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --time=01:00:00
+# Training with TopkA: bash LSTM/lstm_topkA.sh [options of main_trainer.py]
+# On a cluster: qsub -A PROJECT LSTM/lstm_topkA.sh, or sbatch -A PROJECT LSTM/lstm_topkA.sh
+config="${config:-lstman4}"
+compressor="${compressor:-topkA}"
+# Batch systems run a copy of this file from elsewhere, so the folder that the job was sent from is looked in too.
+home="${OKTOPK_HOME:-${PBS_O_WORKDIR:-${SLURM_SUBMIT_DIR:-.}}}"
+for folder in "$(dirname "$0")" "$home"{/LSTM,}; do
+    # shellcheck source=LSTM/launch.sh
+    if [[ -f "$folder/launch.sh" ]]; then source "$folder/launch.sh"; fi
+done
+echo "error: there is no launch.sh in $home; send the job from the project's folder, or name that in OKTOPK_HOME" >&2
+exit 2

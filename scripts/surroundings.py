@@ -1,0 +1,78 @@
+"""What one rank can see of its host, its packages and its launcher, as facts; scripts/doctor.py judges them.
+
+Importing this needs no package, and a package that is missing or broken is a fact like others.
+"""
+
+import importlib
+import os
+import platform
+import re
+from collections import defaultdict
+from importlib import metadata
+
+import _project
+
+LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of them this is
+    "PMI_SIZE": "PMI_RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PALS_SIZE": "PALS_RANKID",
+    "SLURM_NTASKS": "SLURM_PROCID",
+}
+MANIFESTS = ("an4_train_manifest.csv", "an4_val_manifest.csv")
+
+
+def attempt_import(name):
+    """The module and None, or None and what went wrong; a library that does not load says so in several ways."""
+    try:
+        return importlib.import_module(name), None
+    except (ImportError, OSError, RuntimeError) as error:
+        return None, " ".join(str(error).split())
+
+
+def launched():
+    """What the launcher says: (variable, ranks, this rank); None if there is none."""
+    for size, rank in LAUNCHED_RANKS.items():
+        # Slurm sets its number of tasks in the whole job, the rank only where srun started one.
+        if os.environ.get(size, "").isdigit() and (rank in os.environ or size != "SLURM_NTASKS"):
+            return size, int(os.environ[size]), int(os.environ.get(rank, "0"))
+    return None
+
+
+def look_around(data_dir):
+    """What one rank sees. Rank 0 compares."""
+    torch, torch_fault = attempt_import("torch")
+    devices = torch.cuda.device_count() if torch else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices))))
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": {name: installed_version(name) for name, _ in requirements()},
+        "torch_fault": torch_fault,
+        "first_device": visible.split(",")[0] if devices else None,
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
+        "data": [name for name in MANIFESTS if (data_dir / name).is_file()],
+    }
+
+
+def requirements():
+    """(package, oldest version) for each line of requirements.txt."""
+    lines = (_project.ROOT / "requirements.txt").read_text().splitlines()
+    return [tuple(line.split(">=")) for line in lines if line and not line.startswith("#")]
+
+
+def installed_version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version):
+    return tuple(int(part) for part in re.match(r"\d+(\.\d+)*", version).group().split("."))
+
+
+def by_host(ranks):
+    hosts = defaultdict(list)
+    for rank in ranks:
+        hosts[rank["host"]].append(rank)
+    return hosts

