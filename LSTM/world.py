@@ -8,14 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-from comm import (
-    Communicator,
-    MPICommunicator,
-    abort_all_ranks_on_uncaught_errors,
-    launched_ranks,
-    ranks_that_mpi_does_not_see,
-)
+from comm import Communicator, MPICommunicator
 from errors import INTERRUPTED_STATUS, USER_ERROR_STATUS, UserError
+from launch import abort_all_ranks_on_uncaught_errors, launched_ranks, ranks_that_mpi_does_not_see
 
 LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yields by itself when cores are short
 YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
