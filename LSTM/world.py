@@ -1,7 +1,6 @@
 """The ranks that train together: who they are, what they agree on, and how an error on one of them ends the job."""
 
 import os
-import socket
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -70,10 +69,6 @@ class Ranks:
     @property
     def is_first(self):
         return self.rank == 0
-
-    @property
-    def hosts(self):
-        return self.everyones(socket.gethostname())
 
     def together(self, action):
         """Run the action on every rank. If it fails on any with a UserError, all raise it; so with an end (--help)."""
