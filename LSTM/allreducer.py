@@ -27,8 +27,9 @@ import torch
 
 from algorithms import Accumulated
 from algorithms.dense import Dense
-from comm import MeasuredCommunicator, MPICommunicator, ranks_that_mpi_does_not_see
+from comm import MeasuredCommunicator, MPICommunicator
 from compression import ReductionOptions, compressors
+from launch import ranks_that_mpi_does_not_see
 from merged import merge, zeros
 from sparse import ops_for
 

@@ -6,17 +6,16 @@ Buffers are one-dimensional torch tensors. Another transport (torch.distributed,
 import abc
 import math
 import os
-import sys
 import time
-import traceback
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from launch import abort_all_ranks_on_uncaught_errors
+
 MESSAGES_IN_FLIGHT = 8  # partners of one exchange at a time, so that no receiver is a hot spot
-LAUNCHER_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 
 
 class Communicator(abc.ABC):
@@ -198,45 +197,6 @@ def _in_place():
     from mpi4py import MPI
 
     return MPI.IN_PLACE
-
-
-def abort_all_ranks_on_uncaught_errors():
-    """An error that ends one rank ends the job: otherwise the others would wait for it in their next collective."""
-    from mpi4py import MPI
-
-    previous = sys.excepthook
-    if getattr(previous, "aborts_all_ranks", False):
-        return
-
-    def hook(kind, error, trace):
-        if issubclass(kind, SystemExit):
-            previous(kind, error, trace)
-            return
-        sys.stderr.write(f"rank {MPI.COMM_WORLD.Get_rank()}: {''.join(traceback.format_exception(error))}")
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
-
-    hook.aborts_all_ranks = True
-    sys.excepthook = hook
-
-
-def launched_ranks():
-    """How many ranks the launcher says that it started; 1 without one."""
-    return max(int(os.environ.get(name, 1)) for name in LAUNCHER_SIZE_VARIABLES)
-
-
-def ranks_that_mpi_does_not_see(size):
-    """A launcher that started N ranks while MPI sees one: two MPI libraries, of which mpi4py has the wrong one.
-
-    Returns the sentence that says so, or None.
-    """
-    launched = launched_ranks()
-    if launched == 1 or size > 1:
-        return None
-    return (
-        f"the launcher started {launched} ranks, but MPI sees only this one: mpi4py was built against another "
-        'MPI than the launcher\'s; rebuild it with MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py'
-    )
 
 
 @dataclass

@@ -32,7 +32,7 @@ class MergedGradient:
     def gather_momentum(self, momentum):
         """velocity = momentum * velocity + gradient, and the gradient becomes the velocity."""
         if self.velocity is None:
-            self.velocity = torch.zeros_like(self.gradient)
+            self.velocity = zeros(self.size, self.gradient.device)
         self.velocity.mul_(momentum).add_(self.gradient)
         self.gradient.copy_(self.velocity)
 

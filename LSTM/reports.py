@@ -60,6 +60,8 @@ def announce_plan(log, plan, options, ranks):
         log.info("every step is dense; --compression lets a compressor choose what is sent")
     elif not options.is_sparse:
         log.info("every step is dense: --compressor %s sends everything", options.compressor)
+    elif not plan.dense:
+        log.info("every step is sparse: %s at density %g, without a warm-up", options.compressor, options.density)
     elif plan.sparse:
         epoch, step = plan.start
         log.info(

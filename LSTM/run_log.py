@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import platform
+import socket
 import subprocess
 import sys
 import time
@@ -231,7 +232,7 @@ def config_of(options, ranks):
             **ranks.versions,
         },
         "git_commit": _git_commit() if ranks.is_first else None,
-        "hosts": ranks.hosts,
+        "hosts": ranks.everyones(socket.gethostname()),
         "ranks": ranks.size,
         "ranks_per_node": ranks.local_size,
         "command": sys.argv,

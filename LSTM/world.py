@@ -1,21 +1,15 @@
 """The ranks that train together: who they are, what they agree on, and how an error on one of them ends the job."""
 
 import os
-import socket
 import sys
 from collections import Counter
 from contextlib import contextmanager
 
 import torch
 
-from comm import (
-    Communicator,
-    MPICommunicator,
-    abort_all_ranks_on_uncaught_errors,
-    launched_ranks,
-    ranks_that_mpi_does_not_see,
-)
+from comm import Communicator, MPICommunicator
 from errors import INTERRUPTED_STATUS, USER_ERROR_STATUS, UserError
+from launch import abort_all_ranks_on_uncaught_errors, launched_ranks, ranks_that_mpi_does_not_see
 
 LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yields by itself when cores are short
 YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
@@ -75,10 +69,6 @@ class Ranks:
     @property
     def is_first(self):
         return self.rank == 0
-
-    @property
-    def hosts(self):
-        return self.everyones(socket.gethostname())
 
     def together(self, action):
         """Run the action on every rank. If it fails on any with a UserError, all raise it; so with an end (--help)."""

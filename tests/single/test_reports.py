@@ -66,6 +66,11 @@ def test_a_dense_run_is_said_to_be_dense(options, change, caplog):
     assert plan(14, replace(options, **change)).sparse == 0
 
 
+def test_a_run_without_a_warm_up_is_said_to_be_sparse(options, caplog):
+    announced(replace(options, warmup_iters=0), 14, caplog)
+    assert "every step is sparse: oktopk at density 0.02" in caplog.text
+
+
 # ---- steps and epochs
 
 
