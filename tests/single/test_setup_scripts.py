@@ -31,9 +31,13 @@ class Machine:
         for path in (self.project / "audio_data", self.bin):
             path.mkdir(parents=True)
         shutil.copytree(PROJECT / "scripts", self.project / "scripts")
+        shutil.copytree(PROJECT / "exp_configs", self.project / "exp_configs")
+        (self.project / "LSTM").mkdir()
+        for name in ("lstm_oktopk.sh", "launch.sh"):
+            shutil.copy(PROJECT / "LSTM" / name, self.project / "LSTM")
         for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt"):
             shutil.copy(PROJECT / name, self.project)
-        for command in ("bash", "env", "cat", "grep", "cksum", "dirname", "rm", "cp", "mkdir"):
+        for command in ("bash", "env", "cat", "grep", "cksum", "dirname", "rm", "cp", "mkdir", "date"):
             (self.bin / command).symlink_to(shutil.which(command))
         self.add("python3")
 
@@ -183,19 +187,41 @@ def test_an_active_environment_that_is_too_old_is_one_sentence(machine, tmp_path
     assert "older than Python 3.10" in result.stderr
 
 
-def test_the_demo_makes_its_data_and_trains(machine):
-    result = machine.run("demo.sh", "--max-epochs", "1")
+def with_data(machine):
+    for part in ("train", "val"):
+        (machine.project / "audio_data" / f"an4_{part}_manifest.csv").write_text("")
+
+
+def test_the_demo_makes_its_data_first(machine):
+    machine.run("demo.sh")
+    assert "scripts/prepare_an4.py --synthetic" in machine.asked.splitlines()
+
+
+def test_the_demo_trains_on_two_ranks_and_draws_the_run(machine):
+    machine.add("mpiexec")
+    with_data(machine)
+    result = machine.run("demo.sh", "--density", "0.05")
     assert result.returncode == 0, result.stderr
-    prepare, train = machine.asked.splitlines()[-2:]
-    assert prepare == "scripts/prepare_an4.py --synthetic"
-    assert train.startswith("LSTM/main_trainer.py --hidden-size 256")
-    assert train.endswith("--data-dir audio_data --max-epochs 1")
+    train, plot = machine.asked.splitlines()[-2:]
+    assert train.startswith("-n 2 ")
+    assert "main_trainer.py --dnn lstman4" in train
+    assert "--compressor oktopk --density 0.02" in train
+    run = train.split("--run-dir ")[1].split()[0]
+    assert train.endswith(f"--run-dir {run} --density 0.05")
+    assert plot == f"scripts/plot_run.py {run}"
+
+
+def test_the_demo_keeps_the_choice_of_the_run_folder(machine):
+    with_data(machine)
+    result = machine.run("demo.sh", "--run_dir=elsewhere")
+    assert result.returncode == 2
+    assert "LSTM/lstm_oktopk.sh" in result.stderr
 
 
 def test_the_demo_takes_the_data_that_is_there(machine):
-    for part in ("train", "val"):
-        (machine.project / "audio_data" / f"an4_{part}_manifest.csv").write_text("")
+    machine.add("mpiexec")
+    with_data(machine)
     result = machine.run("demo.sh")
-    assert result.returncode == 0
+    assert result.returncode == 0, result.stderr
     assert "prepare_an4" not in machine.asked
     assert "corpus in audio_data" in result.stdout
