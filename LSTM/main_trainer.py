@@ -203,7 +203,9 @@ def announce(trainer, options, ranks, plan, run):
         log.info("run folder: %s", run.folder)
     log.info("%s: %d parameters on %s; %s", options.dnn, parameters, options.device, trainer.task.size_of_data)
     if threads:
-        log.info("%d ranks share this node's %d cores: %d torch threads each", ranks.local_size, ranks.cores, threads)
+        log.info(
+            "%d ranks share this node's %d cores; torch threads of each: %d", ranks.local_size, ranks.cores, threads
+        )
     if options.nwpernode not in (None, ranks.local_size):
         log.warning("--nwpernode %d, but this node has %d of the ranks", options.nwpernode, ranks.local_size)
     reports.announce_plan(log, plan, options, ranks)

@@ -66,11 +66,17 @@ def test_the_commands_of_the_contract_run_from_inside_lstm(ranks, tmp_path):
     command = [sys.executable, "main_trainer.py", *LITERAL.format(ranks=ranks).split(), *SMALL[:4]]
     if ranks > 1:
         command = [launcher(), "-np", str(ranks), *command]
-    done = subprocess.run(command, cwd=tmp_path / "LSTM", capture_output=True, text=True, timeout=SECONDS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if ranks > 1:
+        del environment["OMP_NUM_THREADS"]  # the ranks divide the cores
+    done = subprocess.run(
+        command, cwd=tmp_path / "LSTM", env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").glob("*/*")
     assert len(records(run, "iter")) == 2 // ranks
     assert "too short to become sparse" in done.stdout
+    assert ("torch threads of each" in done.stdout) == (ranks > 1)
     for line in (run / "metrics.jsonl").read_text().splitlines():
         assert "NaN" not in line
         assert "Infinity" not in line
