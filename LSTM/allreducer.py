@@ -15,23 +15,25 @@ It works in a thread of its own. A training loop hands it gradients and names an
 """
 
 import atexit
+import hashlib
+import inspect
 import logging
 import math
 import queue
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 
 import torch
 
 from algorithms import Accumulated
 from algorithms.dense import Dense
-from comm import MeasuredCommunicator, MPICommunicator
-from compression import ReductionOptions, compressors
+from comm import Communicator, MeasuredCommunicator, MPICommunicator
+from compression import ReductionOptions, find_compressor
 from launch import ranks_that_mpi_does_not_see
 from merged import merge, zeros
 from sparse import ops_for
+from step_report import StepReport
 
 log = logging.getLogger("oktopk.reducer")
 
@@ -55,28 +57,6 @@ def _end_running_threads():
 
 class ReducerError(RuntimeError):
     """A reduction failed in the reducer's thread; the cause, with its traceback, is this error's __cause__."""
-
-
-@dataclass
-class StepReport:
-    """What the last step did, summed over the merged gradients. Times are seconds, norms are of this rank alone."""
-
-    phase: str = "dense"
-    skipped: bool = False
-    elements: int = 0  # of the gradients that were reduced
-    grad_norm: float = 0.0  # before clipping
-    target_k: int | None = None
-    selected_local: int | None = None
-    selected_global: int | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    t_merge: float = 0.0  # copying gradients in
-    t_inspect: float = 0.0  # norm, finiteness, clipping, momentum
-    t_select: float = 0.0  # everything of an algorithm but its communication
-    t_comm: float = 0.0  # the next two included
-    t_to_host: float = 0.0
-    t_to_device: float = 0.0
-    t_apply: float = 0.0  # writing the mean, clearing residuals
 
 
 class AllReducer:
@@ -116,36 +96,42 @@ class AllReducer:
         momentum=0.0,
         communicator=None,
     ):
-        if not 0 < density <= 1:
-            raise ValueError(f"density is a share of the gradient, above 0 and at most 1, not {density}")
-        if threshold not in ("exact", "reuse"):
-            raise ValueError(f"threshold is 'exact' or 'reuse', not {threshold!r}")
+        self._options = ReductionOptions(density, sigma_scale, threshold, threshold_period, region_period)
+        _check_settings(warmup_iters, norm_clip, merge_size, momentum)
         self.msg_queue = msg_queue if msg_queue is not None else queue.Queue()
         self.msg_queue2 = msg_queue2 if msg_queue2 is not None else queue.Queue()
         self.train_epoch = train_epoch
         self.trainer = trainer
         self.skipped_steps = 0
         self.last_step = StepReport()
-        self._compressor = compressors[compression] if isinstance(compression, str) else compression
+        self._compressor = find_compressor(compression)
         self._sparse = sparse and self._compressor.is_sparse
-        self._options = ReductionOptions(density, sigma_scale, threshold, threshold_period, region_period)
         self._warmup_iters = warmup_iters
         self._norm_clip = norm_clip
         self._momentum = momentum
         self._err_callback = err_callback
         self._writer = writer
-        self.communicator = MeasuredCommunicator(communicator or MPICommunicator())
-        unseen = ranks_that_mpi_does_not_see(self.communicator.size)
+        trainable = [(name, p) for name, p in named_parameters if p.requires_grad]
+        self._merged = merge(trainable, merge_size)
+        self._dtypes = {name: parameter.dtype for name, parameter in trainable}
+        self._owns_communicator = not isinstance(communicator, Communicator)
+        self.communicator = MeasuredCommunicator(
+            MPICommunicator(communicator) if self._owns_communicator else communicator
+        )
+        unseen = ranks_that_mpi_does_not_see(self.communicator.size) if communicator is None else None
         if unseen:
             log.warning(unseen)
-        self._merged = merge([(name, p) for name, p in named_parameters if p.requires_grad], merge_size)
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._allreduce_counter = {merged.name: 0 for merged in self._merged}
         self._arrived = set()
         self._report = StepReport()
         self._error = None
+        self._stopped = False
         self._skips_in_a_row = 0
         self._said = set()
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in trainable]
+        settings = (self._compressor.name, self._sparse, warmup_iters, norm_clip, merge_size, momentum)
+        self._agree_on((shapes, self._options, settings))
 
     # The contract's names: what a training loop calls.
 
@@ -165,14 +151,18 @@ class AllReducer:
         self._raise_error()
         start = time.perf_counter()
         view = self.view(name)
-        if tensor.data_ptr() != view.data_ptr() or tensor.numel() != view.numel():
-            view.copy_(tensor.view(view.shape))
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"the gradient of {name} is {tensor!r}: hand in a tensor, of zeros if there is none")
+        if tensor.data_ptr() != view.data_ptr():
+            view.copy_(tensor.reshape(view.shape))
+        elif tensor.stride() != view.stride():  # a transposed view, say, of the place itself
+            view.copy_(tensor.clone().reshape(view.shape))
         self._report.t_merge += time.perf_counter() - start
 
     def get_result(self, name):
         """The mean over the ranks, in the parameter's shape, until the next `add_tensor` overwrites it."""
         self._raise_error()
-        return self.view(name)
+        return self.view(name).to(self._dtypes[name])
 
     def view(self, name):
         """The place of a parameter's gradient in the merged buffer."""
@@ -196,13 +186,16 @@ class AllReducer:
                     self._arrived.clear()
                     self._step()
                     self.msg_queue2.put(DONE)
-        except Exception as error:  # noqa: BLE001 - it is raised again where somebody waits for the result
+            if self._owns_communicator:
+                self.communicator.close()
+        except BaseException as error:  # noqa: BLE001 - it is raised again where somebody waits for the result
             self._error = error
-            if self._err_callback is not None:
-                self._err_callback(error)
             self.msg_queue2.put(DONE)  # whoever waits wakes up, and meets the error in `get_result`
+            self._call_back(error)
 
     def stop(self):
+        """End `run`; whoever hands in gradients after that is told so."""
+        self._stopped = True
         self.msg_queue.put(STOP)
 
     # One step.
@@ -210,6 +203,33 @@ class AllReducer:
     def _raise_error(self):
         if self._error is not None:
             raise ReducerError(f"the reducer's thread failed: {self._error}") from self._error
+        if self._stopped:
+            raise ReducerError("the reducer was stopped: make a new one to go on")
+
+    def _call_back(self, error):
+        """Tell `err_callback`, which may take the error, or (number of ranks, rank), or nothing."""
+        if self._err_callback is None:
+            return
+        signature = inspect.signature(self._err_callback)
+        for arguments in ((error,), (self.size(), self.rank()), ()):
+            try:
+                signature.bind(*arguments)
+            except TypeError:
+                continue
+            self._err_callback(*arguments)
+            return
+        log.error("err_callback was not called: it takes neither an error, nor (ranks, rank), nor nothing")
+
+    def _agree_on(self, settings):
+        """Ranks that would reduce different things must not begin."""
+        digest = int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:7], "big")
+        digests = self.communicator.allgather(torch.tensor([digest]))[:, 0].tolist()
+        other = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
+        if other is not None:
+            raise ValueError(
+                f"rank {other} and rank 0 have different parameters (names, shapes or their order) or different "
+                "options for the reducer: give all ranks the same"
+            )
 
     def _step(self):
         report, self._report = self._report, StepReport()
@@ -349,7 +369,20 @@ def deliver(ops, gradient, reduction):
     if reduction.dense_mean is not None:
         gradient.copy_(reduction.dense_mean)
     else:
+        if not bool(torch.isfinite(reduction.mean.values).all()):
+            raise FloatingPointError("the sum of finite gradients is beyond float32: lower the loss's scale")
         ops.put(gradient, reduction.mean)
+
+
+def _check_settings(warmup_iters, norm_clip, merge_size, momentum):
+    if not warmup_iters >= 0:
+        raise ValueError(f"warmup_iters is 0 or more, not {warmup_iters}")
+    if norm_clip is not None and not norm_clip > 0:
+        raise ValueError(f"norm_clip is above 0, or None, not {norm_clip}")
+    if merge_size is not None and not merge_size > 0:
+        raise ValueError(f"merge_size is above 0, or None, not {merge_size}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum is from 0 to below 1, not {momentum}")
 
 
 def _check_indices_fit(merged):

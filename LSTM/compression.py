@@ -16,12 +16,13 @@ from algorithms.gtopk import GTopk
 from algorithms.oktopk import OkTopk
 from algorithms.topka import ConcatenatedTopkA, TopkA, TopkA2
 from algorithms.topksa import TopkSA
-from selection import kth_magnitude, nudged, sure_bound
+from selection import is_out_of_touch, kth_magnitude, nudged, sure_bound
 from sparse import bits_of
 
 # The next guess lies 1/32 of an octave (about 2%) under where the threshold seems to be going: low enough to catch k
 # entries in almost every iteration, high enough to catch few more. Bits of a magnitude are a logarithmic scale.
-GUESS_SLACK_BITS = 1 << 18
+OCTAVE_BITS = 1 << 23
+GUESS_SLACK_BITS = OCTAVE_BITS // 32
 CANDIDATES_PER_K = 4  # more candidates than that, and the guess was of no use
 GAUSSIAN_CORRECTIONS = 3
 
@@ -52,7 +53,7 @@ class ExactTopK:
         """The next bound to collect from. Residuals make thresholds rise at first, by less each time."""
         change = bound - self._last if self._last is not None else 0
         self._last = bound
-        return max(1, bound + min(change, change // 2) - GUESS_SLACK_BITS)
+        return max(1, bound + min(change, change // 2, OCTAVE_BITS) - GUESS_SLACK_BITS)
 
 
 class ReusedThreshold:
@@ -72,9 +73,11 @@ class ReusedThreshold:
             chosen = self.exact.choose(acc)
             smallest = float(chosen.values.abs().min()) if chosen.count else 0.0
             self.bound = bits_of(smallest)
-            return chosen
-        chosen = acc.candidates if acc.candidates is not None else self.ops.at_least(acc.values, self.bound)
-        self.bound = nudged(self.bound, chosen.count, self.k)
+        else:
+            chosen = acc.candidates if acc.candidates is not None else self.ops.at_least(acc.values, self.bound)
+            self.bound = nudged(self.bound, chosen.count, self.k)
+        if is_out_of_touch(chosen.count, self.k):
+            self.age = 0
         return chosen
 
 
@@ -114,15 +117,27 @@ class GaussianThreshold:
         return bits_of(min(threshold, float(np.finfo(np.float32).max)))
 
 
+THRESHOLDS = ("exact", "reuse")
+
+
 @dataclass(frozen=True)
 class ReductionOptions:
-    """What a user may set about a compressor; each algorithm takes what concerns it."""
+    """What a user may set about a compressor; each algorithm takes what concerns it. Wrong values are a ValueError."""
 
     density: float = 0.001
     sigma_scale: float = 2.5
     threshold: str = "exact"  # or "reuse", as in the paper
     threshold_period: int = 32
     region_period: int = 64
+
+    def __post_init__(self):
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density is a share of the gradient, above 0 and at most 1, not {self.density}")
+        if self.threshold not in THRESHOLDS:
+            raise ValueError(f"threshold is one of {', '.join(THRESHOLDS)}, not {self.threshold!r}")
+        for name in ("sigma_scale", "threshold_period", "region_period"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, not {getattr(self, name)}")
 
 
 def exact(ops, n, k, options):
@@ -176,5 +191,16 @@ compressors = {
         Compressor("oktopk", OkTopk, exact),
     )
 }
+
+
+def find_compressor(compression):
+    """A compressor by its name, or as it is."""
+    if isinstance(compression, Compressor):
+        return compression
+    if compression not in compressors:
+        raise ValueError(f"there is no compressor {compression!r}; there are {', '.join(compressors)}")
+    return compressors[compression]
+
+
 compressors["dense"] = compressors["none"]
 compressors["topkDSA"] = compressors["topkSA"]

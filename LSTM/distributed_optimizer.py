@@ -3,14 +3,17 @@
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
                                      model.named_parameters(), compression=compressors["oktopk"],
                                      is_sparse=True, density=0.02)
-    loss.backward()          # each gradient goes to the reducer as soon as it is there
-    optimizer.step()         # waits for the means, then takes the optimizer's own step
+    loss.backward()
+    optimizer.step()         # averages the gradients over the ranks, then takes the optimizer's own step
     optimizer.zero_grad()
 
 Gradients live in the reducer's merged buffer from the start, so that merging and demerging cost nothing.
 """
 
+import inspect
 import threading
+
+import torch
 
 from allreducer import AllReducer
 from compression import compressors
@@ -23,44 +26,44 @@ class _Distributed:
         self._wrapped = wrapped
         self._reducer = reducer
         self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
-        self._handed_in = set()
         self._synchronized = False
-        self.local = False  # True: keep gradients here and accumulate them
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(name)) for name, parameter in self._named.items()
-        ]
-        for name, parameter in self._named.items():
-            if parameter.grad is None:
-                parameter.grad = reducer.view(name)
+        self.local = False  # True: a step takes this rank's gradients as they are
+        self.zero_grad()
         self._thread = threading.Thread(target=reducer.run, name="reducer", daemon=True)
         self._thread.start()
 
-    def _hook(self, name):
-        def hand_in(parameter):
-            if not self.local:
-                self._hand_in(name, parameter.grad)
-
-        return hand_in
-
-    def _hand_in(self, name, gradient):
-        self._reducer.add_tensor(name, gradient)
-        self._handed_in.add(name)
-        self._reducer.msg_queue.put(name)
-
     def synchronize(self):
-        """Wait until every parameter's gradient is the mean over the ranks. Raises what went wrong in the reducer."""
+        """Make every gradient the mean over the ranks. Raises what went wrong in the reducer.
+
+        The reduction begins here and not in backward: whether a gradient is finite, and how long it is, are
+        properties of the whole, and until here backward may add to it as often as it likes.
+        """
+        self._check_parameters()
         for name, parameter in self._named.items():
-            if name not in self._handed_in:  # backward did not come by here
-                view = self._reducer.view(name)
-                self._hand_in(name, view.zero_() if parameter.grad is None else parameter.grad)
+            view = self._reducer.view(name)
+            self._reducer.add_tensor(name, view.zero_() if parameter.grad is None else parameter.grad)
+        for name in self._named:
+            self._reducer.msg_queue.put(name)
         self._reducer.msg_queue2.get()
-        self._handed_in.clear()
         for name, parameter in self._named.items():
             parameter.grad = self._reducer.get_result(name)
         self._synchronized = True
 
+    def _check_parameters(self):
+        """What the optimizer steps and the reducer does not know would drift apart between the ranks."""
+        known = {id(parameter) for parameter in self._named.values()}
+        for number, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in known:
+                    raise ValueError(
+                        f"a parameter of shape {tuple(parameter.shape)} in group {number} is trained, but was not "
+                        "among the named parameters when the optimizer was wrapped: wrap it again with all of them"
+                    )
+
     def step(self, closure=None):
         """The optimizer's own step on the averaged gradients; none at all if any rank's gradient was not finite."""
+        if closure is not None and inspect.signature(super().step).parameters["closure"].default is not None:
+            return super().step(lambda: self._averaged(closure))  # LBFGS and its like evaluate it several times
         loss = closure() if closure is not None else None
         if not self.local and not self._synchronized:
             self.synchronize()
@@ -71,11 +74,20 @@ class _Distributed:
         self._wrapped._opt_called = True
         return loss
 
+    def _averaged(self, closure):
+        """The mean over the ranks of the closure's loss, with gradients to match: all ranks must decide alike on it."""
+        loss = torch.as_tensor(closure(), dtype=torch.float64).detach().cpu().view(1)
+        self.synchronize()
+        self._synchronized = False
+        self._reducer.communicator.allreduce(loss)
+        return loss.item() / self._reducer.size()
+
     def zero_grad(self, set_to_none=True):
         """Zero the gradients in place: they stay in the merged buffer, whatever `set_to_none` says."""
         self._reducer.zero_gradients()
         for name, parameter in self._named.items():
-            parameter.grad = self._reducer.view(name)
+            in_buffer = parameter.dtype == torch.float32
+            parameter.grad = self._reducer.view(name) if in_buffer else None
 
     def set_trainer(self, trainer):
         """Whose lists hear what each sparse reduction selected."""
@@ -97,10 +109,7 @@ class _Distributed:
         return self._reducer.last_step.skipped
 
     def stop(self):
-        """End the reducer's thread and take the hooks off."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        """End the reducer's thread."""
         self._reducer.stop()
         self._thread.join()
 

@@ -12,7 +12,7 @@ def abort_all_ranks_on_uncaught_errors():
     from mpi4py import MPI
 
     previous = sys.excepthook
-    if getattr(previous, "aborts_all_ranks", False):
+    if MPI.COMM_WORLD.Get_size() == 1 or getattr(previous, "aborts_all_ranks", False):
         return
 
     def hook(kind, error, trace):

@@ -49,11 +49,17 @@ def merge(named_parameters, merge_size=None):
 
     A parameter that is larger than `merge_size` stands alone.
     """
-    groups, room = [], 0
+    names = [name for name, _ in named_parameters]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"two parameters are called {twice!r}: give each a name of its own, by a prefix for example")
+    if not any(parameter.numel() for _, parameter in named_parameters):
+        raise ValueError("there is nothing to reduce: no parameter with elements requires a gradient")
+    groups, size = [[]], 0
     for name, parameter in named_parameters:
-        if not groups or (merge_size is not None and parameter.numel() > room):
+        if size and merge_size is not None and size + parameter.numel() > merge_size:
             groups.append([])
-            room = merge_size or 0
+            size = 0
         groups[-1].append((name, parameter))
-        room -= parameter.numel()
+        size += parameter.numel()
     return [MergedGradient(group) for group in groups]

@@ -11,6 +11,7 @@ from sparse import MAGNITUDE_BITS, bits_of, magnitude_of
 # The 31 bits of a magnitude, from the top, in three parts: (bits below the part, bits in the part).
 RADIX_PARTS = ((19, 12), (7, 12), (0, 7))
 NUDGE = 1.01  # how a reused threshold follows the number of entries that passed it
+TOUCH = 16  # a reused threshold that lets through 16 times too many or too few is computed anew
 
 
 def kth_magnitude(histogram, k):
@@ -47,6 +48,11 @@ def nudged(bound, count, k):
     magnitude = magnitude_of(bound)
     with np.errstate(over="ignore"):
         return min(bits_of(magnitude * NUDGE if count > k else magnitude / NUDGE), (1 << MAGNITUDE_BITS) - 1)
+
+
+def is_out_of_touch(count, k):
+    """Whether so many entries show that a reused threshold belongs to other gradients than the present ones."""
+    return count * TOUCH < k or count > TOUCH * k
 
 
 class GlobalExactTopK:
@@ -86,10 +92,12 @@ class GlobalReusedThreshold:
         if recompute:
             kept, counts = self.exact(entries)
             self.bound = self._smallest_of_all(kept.values)
-            return kept, counts
-        kept = self.ops.keep(entries, self.bound - 1, 0, entries.count)
-        (counts,) = counts_of_all(self.comm, kept.count)
-        self.bound = nudged(self.bound, sum(counts), self.k)
+        else:
+            kept = self.ops.keep(entries, self.bound - 1, 0, entries.count)
+            (counts,) = counts_of_all(self.comm, kept.count)
+            self.bound = nudged(self.bound, sum(counts), self.k)
+        if is_out_of_touch(sum(counts), self.k):
+            self.age = 0
         return kept, counts
 
     def _smallest_of_all(self, values):

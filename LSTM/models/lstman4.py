@@ -17,7 +17,6 @@ HIDDEN_LAYERS = 5
 _CHANNELS = 32
 _FUTURE = 20  # frames that the lookahead convolution sees beyond the current one
 _CEILING = 20.0  # of hardtanh
-_OUTPUT_SCALE = 0.1  # of the output layer's first weights
 
 
 def output_frames(frames):
@@ -64,11 +63,7 @@ class Lookahead(nn.Module):
 
 
 class LSTMAN4(nn.Module):
-    """Initialised as torch does by default, but for the output layer, which starts with scores near zero.
-
-    The summed CTC loss has steep gradients in the first steps, and learning rate 0.01 is large for them. With small first
-    scores, the loss on the validation set after an epoch of a 3 x 256 model was 28 in place of 124 (one seed).
-    """
+    """Initialised as torch does by default. Sizes are options; the contract's model has five layers of 800."""
 
     def __init__(self, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
         super().__init__()
@@ -89,8 +84,6 @@ class LSTMAN4(nn.Module):
         self.lookahead = Lookahead(hidden_size)
         self.output_norm = FrameNorm(hidden_size)
         self.output = nn.Linear(hidden_size, len(LABELS), bias=False)
-        with torch.no_grad():
-            self.output.weight *= _OUTPUT_SCALE
 
     def forward(self, spectrograms, frames):
         """Utterances x bins x frames -> scores (time x utterances x labels) and each utterance's number of frames."""

@@ -74,6 +74,12 @@ def test_a_failure_on_one_rank_ends_the_job_on_all_and_says_why(fault):
         assert done.stderr.count("rank 1: Traceback") == 1, done.stderr
 
 
+def test_ranks_with_different_parameters_do_not_begin():
+    done = run_ranks(3, WORKERS / "faults.py", "other model", seconds=SECONDS_TO_END)
+    assert done.returncode != 0
+    assert "rank 1 and rank 0 have different parameters" in done.stderr
+
+
 def test_one_ranks_nan_is_skipped_by_all():
     done = run_ranks(3, WORKERS / "faults.py", "nan", seconds=SECONDS_TO_END)
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,8 @@ class Loop:
             self.parameters.items(), threading.Lock(), threading.Lock(), compression,
             msg_queue=self.names, msg_queue2=self.done, **options,
         )  # fmt: skip
-        threading.Thread(target=self.reducer.run, daemon=True).start()
+        self.thread = threading.Thread(target=self.reducer.run, daemon=True)
+        self.thread.start()
 
     def step(self, **gradients):
         for name, gradient in gradients.items():
@@ -181,6 +182,67 @@ def test_an_error_in_the_thread_surfaces_with_its_traceback_and_does_not_hang(lo
     assert heard == [caught.value.__cause__]
     with pytest.raises(ReducerError):
         one.reducer.add_tensor("w", EIGHT)
+
+
+@pytest.mark.parametrize(
+    "broken", [lambda error: 1 / 0, lambda ranks, rank: exit(3), lambda a, b, c: None, lambda: None]
+)
+def test_an_err_callback_of_any_kind_does_not_hang_the_loop(loop, broken):
+    one = loop({"w": 8}, warmup_iters=0, err_callback=broken)
+    one.reducer._merged[0].gradient = None
+    one.names.put("w")
+    assert one.done.get(timeout=60) == "DONE"
+    with pytest.raises(ReducerError):
+        one.reducer.get_result("w")
+
+
+def test_a_sum_beyond_float32_is_an_error(loop):
+    one = loop({"w": 8}, warmup_iters=0)
+    huge = torch.full((8,), 3e38)
+    one.step(w=huge)
+    with pytest.raises(ReducerError, match="beyond float32"):
+        one.step(w=huge)
+
+
+def test_a_transposed_gradient_is_taken_as_it_reads(loop):
+    one = loop({"w": (3, 3)}, density=1.0, warmup_iters=0)
+    one.reducer.view("w").copy_(torch.arange(9.0).view(3, 3))
+    assert torch.equal(one.step(w=one.reducer.view("w").t())["w"], torch.arange(9.0).view(3, 3).t())
+
+
+def test_a_missing_gradient_is_named(loop):
+    with pytest.raises(TypeError, match="the gradient of w is None"):
+        loop({"w": 8}).reducer.add_tensor("w", None)
+
+
+def test_parameters_without_elements_are_no_gradients_of_their_own(loop):
+    one = loop({"none": 0, "w": 8}, merge_size=4, warmup_iters=0)
+    assert one.step(none=torch.zeros(0), w=EIGHT)["w"].tolist() == [8, 0, -7, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"norm_clip": -1.0}, {"norm_clip": float("nan")}, {"sigma_scale": -1.0}, {"threshold_period": 0},
+        {"region_period": 0}, {"merge_size": 0}, {"warmup_iters": -1}, {"momentum": 1.0}, {"threshold": "guess"},
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        AllReducer([("w", torch.nn.Parameter(torch.zeros(4)))], None, None, compressors["oktopk"], **wrong)
+
+
+def test_an_unknown_compressor_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match=r"no compressor 'topk'.*oktopk"):
+        AllReducer([("w", torch.nn.Parameter(torch.zeros(4)))], None, None, "topk")
+
+
+def test_reducers_give_their_communicators_back(loop):
+    """MPI has about two thousand."""
+    for _ in range(3000):
+        one = Loop({"w": 1})
+        one.reducer.stop()
+        one.thread.join()
 
 
 def test_a_name_that_nobody_gave_is_named_in_the_error(loop):

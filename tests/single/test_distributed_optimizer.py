@@ -167,6 +167,91 @@ def test_set_trainer_reaches_the_reducer_and_epochs_are_counted(wrap):
     assert optimizer.get_current_density() == 0.1
 
 
+def test_several_backward_passes_before_a_step_add_up(wrap):
+    together, apart = make_model(), make_model()
+    bare, optimizer = MAKERS["sgd"](together.parameters()), wrap(apart)
+    for inputs, targets in batches(4):
+        for model, each in ((together, bare), (apart, optimizer)):
+            for half in (slice(0, 2), slice(2, 4)):
+                torch.nn.functional.mse_loss(model(inputs[half]), targets[half]).backward()
+            each.step()
+            each.zero_grad()
+    for a, b in zip(together.parameters(), apart.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_backward_pass_that_is_thrown_away_leaves_no_trace(wrap):
+    once, twice = make_model(), make_model()
+    train(once, wrap(once), 2)
+    optimizer = wrap(twice)
+    for inputs, targets in batches(2):
+        twice(inputs).sum().backward()
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(twice(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for a, b in zip(once.parameters(), twice.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_parameter_that_is_stepped_but_not_reduced_is_refused(wrap):
+    model, other = make_model(), torch.nn.Linear(3, 3)
+    optimizer = wrap(model)
+    optimizer.add_param_group({"params": list(other.parameters())})
+    model(batches(1)[0][0]).sum().backward()
+    with pytest.raises(ValueError, match=r"shape \(3, 3\) in group 1 .* wrap it again"):
+        optimizer.step()
+
+
+def test_repeated_names_and_nothing_to_train_are_refused():
+    model = make_model()
+    twice = [*model.named_parameters(), *make_model().named_parameters()]
+    with pytest.raises(ValueError, match=r"two parameters are called '0\.weight'"):
+        DistributedOptimizer(torch.optim.SGD([p for _, p in twice], lr=0.1), twice)
+    with pytest.raises(ValueError, match="nothing to reduce"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), [("w", torch.zeros(3))])
+
+
+def test_a_step_after_stop_is_an_error_and_no_hang():
+    model = make_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer.stop()
+    model(batches(1)[0][0]).sum().backward()
+    with pytest.raises(ReducerError, match="stopped"):
+        optimizer.step()
+
+
+def test_an_optimizer_that_calls_its_closure_several_times(wrap):
+    bare, distributed = make_model(), make_model()
+    plain = torch.optim.LBFGS(bare.parameters(), max_iter=5)
+    wrapped = DistributedOptimizer(
+        torch.optim.LBFGS(distributed.parameters(), max_iter=5), distributed.named_parameters()
+    )
+    inputs, targets = batches(1)[0]
+    for model, optimizer in ((bare, plain), (distributed, wrapped)):
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    wrapped.stop()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_double_precision_model_gets_gradients_of_its_own_kind(wrap):
+    model = make_model().double()
+    optimizer = wrap(model)
+    before = model[0].weight.detach().clone()
+    torch.nn.functional.mse_loss(model(torch.ones(4, 6).double()), torch.ones(4, 3).double()).backward()
+    optimizer.step()
+    assert model[0].weight.grad.dtype == torch.float64
+    assert not torch.equal(before, model[0].weight)
+
+
 def test_an_error_in_the_reducer_reaches_synchronize(wrap):
     model = make_model()
     optimizer = wrap(model)

@@ -11,7 +11,8 @@ from allreducer import AllReducer
 from compression import compressors
 
 rank, fault = MPI.COMM_WORLD.rank, sys.argv[1]
-parameter = torch.nn.Parameter(torch.empty(1000))
+elements = 1001 if fault == "other model" and rank == 1 else 1000
+parameter = torch.nn.Parameter(torch.empty(elements))
 reducer = AllReducer([("p", parameter)], None, None, compressors["oktopk"], sparse=True, density=0.1, warmup_iters=1)
 threading.Thread(target=reducer.run, daemon=True).start()
 for step in range(4):
