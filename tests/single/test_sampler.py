@@ -1,5 +1,7 @@
 """The laws of distributed batches, for any number of ranks, without MPI."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,7 @@ def test_several_ranks_together_see_what_one_rank_sees_with_their_joint_batch():
 @pytest.mark.parametrize(("epoch", "in_order"), [(0, True), (1, False), (2, False)])
 def test_only_the_first_epoch_goes_from_short_to_long(epoch, in_order):
     means = [LENGTHS[batch].mean() for batch in plans(1, epoch)[0]]
-    longer = sum(after > before for before, after in zip(means, means[1:], strict=False)) / (len(means) - 1)
+    longer = sum(after > before for before, after in itertools.pairwise(means)) / (len(means) - 1)
     assert (longer > 0.9) == in_order
 
 
