@@ -1,5 +1,6 @@
 """Saved models: the weights with all that is needed to build the model again."""
 
+import io
 import pickle
 import zipfile
 from pathlib import Path
@@ -16,8 +17,10 @@ MODELS = {"lstman4": LSTMAN4, "lstm": LSTMPTB}
 
 def save_model(path, net, dnn, epoch, figures):
     content = {"dnn": dnn, "sizes": net.sizes, "epoch": epoch, "figures": figures, "model": net.state_dict()}
+    whole = io.BytesIO()  # torch reports a disk that is full in its own way; a file of ours gives an OSError
+    torch.save(content, whole)
     with atomic_write(path, "wb") as file:
-        torch.save(content, file)
+        file.write(whole.getbuffer())
 
 
 def read_model(path):

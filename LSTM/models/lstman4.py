@@ -66,8 +66,8 @@ class Lookahead(nn.Module):
 class LSTMAN4(nn.Module):
     """Initialised as torch does by default, but for the output layer, which starts with scores near zero.
 
-    The summed CTC loss has steep gradients in the first steps, and learning rate 0.01 is large for them. With small first
-    scores, the loss on the validation set after an epoch of a 3 x 256 model was 28 in place of 124 (one seed).
+    The summed CTC loss has steep gradients in the first steps, and learning rate 0.01 is large for them. With small
+    first scores, the loss on the validation set after an epoch of a 3 x 256 model was 28 in place of 124 (one seed).
     """
 
     def __init__(self, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
