@@ -8,6 +8,7 @@ Validation and saved models use batch-norm statistics that are averaged over the
 """
 
 import logging
+import math
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -92,12 +93,16 @@ def train(trainer, options, ranks, plan, run):
             run.validation(**figures)
             run.histograms(trainer.net, epoch)
             log.info("validation after epoch %d: %s", epoch, judge(figures))
+            if not math.isfinite(figures["loss"]):
+                log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
             best = save(trainer, ranks, run, figures, best)
     optimizer.stop()
     run.event("summary", **summary.record())
     for line in summary.table():
         log.info("%s", line)
-    if ranks.is_first:
+    if best is None:
+        log.warning("no validation had a finite loss, so there is no best model; lower --lr")
+    elif ranks.is_first:
         best_model = run.folder / CHECKPOINTS / "best.pt"
         log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], judge(best))
 
@@ -181,7 +186,7 @@ def is_validated(epoch, options):
 
 
 def save(trainer, ranks, run, figures, best):
-    """Save the model as last.pt, and as best.pt if it is; return the figures of the best. Rank 0 writes."""
+    """Save the model as last.pt, and as best.pt if it is; return the figures of the best, if any. Rank 0 writes."""
 
     def merit(figures):
         return figures[trainer.task.headline], figures["loss"]  # early on, WER is often 1 for all
@@ -192,7 +197,7 @@ def save(trainer, ranks, run, figures, best):
             save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
 
     write("last.pt")
-    if best is not None and not merit(figures) < merit(best):
+    if not math.isfinite(figures["loss"]) or (best is not None and not merit(figures) < merit(best)):
         return best
     write("best.pt")
     return figures

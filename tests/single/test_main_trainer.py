@@ -1,6 +1,7 @@
 """main_trainer.py as its users run it: what it leaves behind, and one sentence for each kind of wrong input."""
 
 import json
+import math
 import os
 import shutil
 
@@ -10,8 +11,14 @@ import pytest
 import soundfile
 import torch
 
+from checkpoint import read_model
 from corpora import PROJECT, SMALL, make_corpus, run_program, tone
+from data.audio import Augmentation
+from data.batches import read_batch
+from data.manifest import load_manifest
+from errors import UserError
 from main_trainer import main
+from tasks.speech import SpeechTask
 
 TRAINER = "LSTM/main_trainer.py"
 TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply", "ms_per_step_dense")
@@ -241,6 +248,16 @@ FAULTS = {
         nothing_but("train02.txt", b"YES " * 30),
         ["_manifest.csv:3:", "train02.txt needs 119 frames", "train02.wav gives"],
     ),
+    "name too long": (faulty_line("x" * 300 + ".wav,train02.txt"), ["_manifest.csv:3:", "xxx.wav cannot be read"]),
+    "a NUL in a name": (faulty_line("train02.wav,a\0b.txt"), ["_manifest.csv:3:", "null byte"]),
+    "absurd rate": (
+        lambda f: soundfile.write(f / "train02.wav", tone(400, rate=1), 1),
+        ["_manifest.csv:3:", "train02.wav is at 1 Hz"],
+    ),
+    "absurd length": (
+        lambda f: soundfile.write(f / "train02.wav", np.zeros(601 * 4_000, np.int16), 4_000),
+        ["_manifest.csv:3:", "train02.wav lasts longer than 10 minutes"],
+    ),
     "several faults": (
         lambda f: [(f / f"train0{number}.wav").unlink() for number in (1, 4, 7)],
         ["_manifest.csv:2:", "2 other lines"],
@@ -256,6 +273,47 @@ def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_p
     result = train(folder, tmp_path / "runs" / "run")
     refused(result, *parts)
     assert os.listdir(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("sample", [np.nan, np.inf, 3e38])
+def test_a_recording_that_holds_no_number_ends_the_run_by_its_name(sample, tmp_path, capsys):
+    folder = make_corpus(tmp_path / "data")
+    samples = tone(0.8)
+    samples[1000] = sample
+    soundfile.write(folder / "train02.wav", samples, 16_000, subtype="FLOAT")
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(folder), "--run-dir", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "train02.wav has samples that are huge or not numbers" in line
+
+
+def test_a_recording_that_is_emptied_meanwhile_ends_the_run_by_its_name(tmp_path):
+    folder = make_corpus(tmp_path / "data")
+    utterances = load_manifest(folder / "an4_train_manifest.csv")
+    soundfile.write(folder / "train02.wav", np.zeros(0), 16_000)
+    with pytest.raises(UserError, match=r"train02\.wav was in order .* no samples"):
+        read_batch(utterances, [2], Augmentation())
+
+
+@pytest.mark.parametrize("spoilt", [{0}, {0, 1}])
+def test_a_model_whose_validation_loss_is_not_finite_is_never_the_best(spoilt, corpus, tmp_path, monkeypatch, capsys):
+    validate, epochs = SpeechTask.validate, iter(range(2))
+
+    def spoil(task, net):
+        totals = validate(task, net)
+        return totals | {"loss": math.nan} if next(epochs) in spoilt else totals
+
+    monkeypatch.setattr(SpeechTask, "validate", spoil)
+    main([*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path), "--max-epochs", "2", "--val-interval", "1"])
+    out = capsys.readouterr().out
+    assert out.count("the validation loss is not finite") == len(spoilt)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    if len(spoilt) == 2:
+        assert saved == ["last.pt"]
+        assert "there is no best model" in out
+    else:
+        assert read_model(tmp_path / "checkpoints" / "best.pt")["epoch"] == 1
 
 
 OPTIONS = {
