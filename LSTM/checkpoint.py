@@ -1,6 +1,7 @@
 """Saved models: the weights with all that is needed to build the model again."""
 
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -26,7 +27,7 @@ def save_model(path, net, dnn, epoch, figures):
 def read_model(path):
     """The saved dictionary; only tensors and plain values are accepted, so that a file cannot run code."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such model; a run leaves its models in its folder checkpoints/")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

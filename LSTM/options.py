@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def find_folder(name, option, remedy="name one that exists"):
     """A relative folder is looked for from the current folder, then from the project's: job scripts start in either."""
     candidates = list(dict.fromkeys([Path.cwd() / name, PROJECT / name]))
     for folder in candidates:
-        if folder.is_dir():
+        if os.path.isdir(folder):  # unlike Path.is_dir, it takes a name that is too long
             return folder.resolve()
     looked = " nor ".join(str(folder) for folder in candidates)
     raise UserError(f"{option} {name}: there is no folder {looked}; {remedy}")

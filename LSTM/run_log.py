@@ -66,9 +66,11 @@ def run_folder(path, name):
     if path is None:
         path = _unused(PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(path).absolute()
-    if (path / METRICS).exists():
+    with writing(path):
+        taken = (path / METRICS).exists()
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if taken:
         raise _taken(path)
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield make_folder(path)
     finally:

@@ -345,6 +345,9 @@ OPTIONS = {
     "mismatch": (["--dnn", "lstm", "--dataset", "an4"], ["lstm", "ptb", "an4"]),
     "batch too large": (["--batch-size", "13"], ["12 training utterances", "13"]),
     "no such model": (["--pretrain", "no.pt"], ["no.pt"]),
+    "data folder too long": (["--data-dir", "x" * 300], ["--data-dir xxx", "there is no folder"]),
+    "model too long": (["--pretrain", "x" * 300], ["there is no such model"]),
+    "run folder too long": (["--run-dir", "x" * 300], ["cannot write", "name too long"]),
     "data missing": (["--data-dir", "nowhere"], [PROJECT / "nowhere", "prepare_an4.py"]),
     "ptb missing": (["--dnn", "lstm"], ["ptb.train.txt", "--data-dir"]),
 }
