@@ -22,7 +22,7 @@ def main(arguments=None):
         raise UserError(f"{options.model} is a model of {content['dnn']}, which does not transcribe speech")
     utterances = load_manifest(options.manifest)
     device = torch.device(choose_device(options.device))
-    net = build_model(content).to(device)
+    net = build_model(content, options.model).to(device)
     transcribed = list(transcribe(net, batches_by_length(utterances, options.batch_size), device))
     sys.stdout.write(_report(transcribed, options.pairs))
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from contextlib import suppress
 
 import mpi4py
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import soundfile
 import torch
 
-from checkpoint import read_model
+import evaluate
+from checkpoint import build_model, read_model
 from corpora import PROJECT, SMALL, make_corpus, run_program, tone
 from data.audio import Augmentation
 from data.batches import read_batch
@@ -345,6 +347,11 @@ OPTIONS = {
     "mismatch": (["--dnn", "lstm", "--dataset", "an4"], ["lstm", "ptb", "an4"]),
     "batch too large": (["--batch-size", "13"], ["12 training utterances", "13"]),
     "no such model": (["--pretrain", "no.pt"], ["no.pt"]),
+    "seed too large": (["--seed", "9" * 20], ["--seed", "at most", "'999"]),
+    "huge rate": (["--lr", "1e300"], ["--lr", "at most 1000000000", "'1e300'"]),
+    "huge layers": (["--hidden-size", "1000000000"], ["--hidden-size", "at most 65536"]),
+    "many layers": (["--hidden-layers", "1000000000"], ["--hidden-layers", "at most 100"]),
+    "number too long for a float": (["--max-epochs", "9" * 400], ["--max-epochs", "at most"]),
     "data folder too long": (["--data-dir", "x" * 300], ["--data-dir xxx", "there is no folder"]),
     "model too long": (["--pretrain", "x" * 300], ["there is no such model"]),
     "run folder too long": (["--run-dir", "x" * 300], ["cannot write", "name too long"]),
@@ -413,6 +420,63 @@ def test_a_model_of_other_sizes_or_a_broken_one_is_refused(finished, corpus, tmp
     refused(run_program("LSTM/evaluate.py", tmp_path / "model.pt", manifest), "model.pt is not a saved model")
     refused(run_program("LSTM/evaluate.py", model, tmp_path / "no.csv"), "no.csv: there is no such manifest")
     assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def without_a_weight(content):
+    del content["model"]["output.weight"]
+
+
+def of_another_shape(content):
+    content["model"]["output.weight"] = torch.zeros(2, 2)
+
+
+INCONSISTENT = {
+    "a weight missing": without_a_weight,
+    "another shape": of_another_shape,
+    "no tensor": lambda content: content["model"].update({"output.weight": "text"}),
+    "a size too many": lambda content: content["sizes"].update(depth=1),
+    "an absurd size": lambda content: content["sizes"].update(hidden_size="wide"),
+    "no weights": lambda content: content.update(model=None),
+    "no sizes": lambda content: content.update(sizes=None),
+    "unknown kind": lambda content: content.update(dnn=[]),
+}
+
+
+@pytest.mark.parametrize("fault", INCONSISTENT)
+def test_a_model_that_does_not_fit_itself_is_refused(fault, finished, corpus, tmp_path, capsys):
+    content = read_model(finished[0] / "checkpoints" / "last.pt")
+    INCONSISTENT[fault](content)
+    torch.save(content, tmp_path / "model.pt")
+    begin = [*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run"), "--pretrain"]
+    for program, arguments in ((evaluate.main, []), (main, begin)):
+        rest = [str(corpus / "an4_val_manifest.csv")] if program is evaluate.main else []
+        with pytest.raises(SystemExit) as ended:
+            program([*arguments, str(tmp_path / "model.pt"), *rest])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "model.pt" in line
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_file_that_stumbles_the_unpickler_is_no_model(finished, tmp_path):
+    """A byte changed at a time, in the part that describes the tensors."""
+    model, damaged = (finished[0] / "checkpoints" / "last.pt").read_bytes(), tmp_path / "model.pt"
+    start = model.index(b"data.pkl") + 100
+    for place in range(start, start + 300):
+        damaged.write_bytes(model[:place] + bytes([model[place] ^ 0x15]) + model[place + 1 :])
+        with suppress(UserError):
+            build_model(read_model(damaged), damaged)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused(corpus, tmp_path, capsys, monkeypatch):
+    def exhausted(task):
+        raise RuntimeError("can't allocate memory: you tried to allocate 4 TB")
+
+    monkeypatch.setattr(SpeechTask, "build", exhausted)
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert "2 layers of 16 cannot be built (can't allocate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
