@@ -9,6 +9,11 @@ A training loop is
     trainer.update_model()            # clip, step
 """
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import math
 import os
 import sys

@@ -1,5 +1,10 @@
 """Judge a saved model: python LSTM/evaluate.py MODEL MANIFEST [--pairs N]"""
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 from itertools import islice
 

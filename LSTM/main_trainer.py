@@ -7,6 +7,11 @@ python LSTM/main_trainer.py --dnn lstm --dataset ptb --data-dir ptb_data
 Validation and saved models use batch-norm statistics that are averaged over the ranks: each has its own batches.
 """
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import logging
 import math
 import sys

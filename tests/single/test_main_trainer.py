@@ -496,6 +496,31 @@ def test_ranks_that_cannot_see_each_other_are_refused(program, parts, variable, 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "program", [TRAINER, "LSTM/dl_trainer.py", "LSTM/evaluate.py", ("-m", "mpi4py", TRAINER)], ids=str
+)
+def test_ctrl_c_while_torch_is_imported_is_one_line(program, tmp_path):
+    """A module that gets the signal, and swallows the exception, stands in for torch."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
+        "except BaseException as error:\n    raise ImportError('torch is broken') from error\n"
+    )
+    result = run_program(program, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 130
+    assert result.stderr.split() == ["interrupted"]
+
+
+def test_ctrl_c_later_on_is_one_line_too(corpus, tmp_path):
+    """The signal comes where main has begun, so that files are closed and the folder is left in order."""
+    (tmp_path / "librosa.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    folder = shutil.copytree(corpus, tmp_path / "data")
+    soundfile.write(folder / "train00.wav", tone(0.8, rate=8_000), 8_000)
+    arguments = [*SMALL, "--data-dir", folder, "--run-dir", tmp_path / "run"]
+    result = run_program("LSTM/dl_trainer.py", *arguments, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 130
+    assert result.stderr.split() == ["interrupted"]
+
+
 # ---- input that is handled
 
 
