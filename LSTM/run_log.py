@@ -107,7 +107,8 @@ class _Terminal(logging.Handler):
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record):
-        raise UserError(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}; make room there")
+        with writing(self.baseFilename):
+            raise
 
 
 def start_logging(speaks=True):
@@ -237,7 +238,7 @@ def _claim(folder):
 
 def _to_file(path):
     """Log to a file from now on, beginning with what was said before there was one."""
-    file = _LogFile(path, encoding="utf-8")
+    file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for handler in [handler for handler in log.handlers if isinstance(handler, MemoryHandler)]:
         handler.setTarget(file)

@@ -12,7 +12,7 @@ from board import Board
 from corpora import PROJECT, SMALL
 from errors import UserError
 from run_layout import METRICS
-from run_log import RunLog, run_folder, start_logging
+from run_log import RunLog, log, run_folder, start_logging
 
 EPOCH = {"epoch": 0, "loss": 1.0}
 
@@ -64,6 +64,14 @@ def test_a_full_disk_ends_a_run_that_compiles_its_kernels_too(corpus, tmp_path, 
     assert result.stderr.splitlines() == [
         "error: the gradients could not be reduced: [Errno 27] File too large; is the disk full?"
     ]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run(tmp_path):
+    """What is reported is the line that failed, and not the closing of the file, which fails too."""
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    start_logging()
+    with pytest.raises(UserError, match=r"train\.log: No space left"), RunLog(tmp_path, {}, 1):
+        log.info("a line")
 
 
 def test_without_room_for_tensorboard_the_run_goes_on(tmp_path, monkeypatch, caplog):
