@@ -1,6 +1,9 @@
 """Saved models: the weights with all that is needed to build the model again."""
 
+import io
+import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 
@@ -11,34 +14,58 @@ from files import atomic_write
 from models.lstm import LSTMPTB
 from models.lstman4 import LSTMAN4
 
+# torch's reader was not written for damaged files: it can end with any of these.
+_OF_DAMAGED_FILES = (
+    *(OSError, RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, MemoryError),
+    *(AssertionError, struct.error, pickle.UnpicklingError, zipfile.BadZipFile),
+)
 MODELS = {"lstman4": LSTMAN4, "lstm": LSTMPTB}
 
 
 def save_model(path, net, dnn, epoch, figures):
     content = {"dnn": dnn, "sizes": net.sizes, "epoch": epoch, "figures": figures, "model": net.state_dict()}
+    whole = io.BytesIO()  # torch reports a disk that is full in its own way; a file of ours gives an OSError
+    torch.save(content, whole)
     with atomic_write(path, "wb") as file:
-        torch.save(content, file)
+        file.write(whole.getbuffer())
 
 
 def read_model(path):
     """The saved dictionary; only tensors and plain values are accepted, so that a file cannot run code."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such model; a run leaves its models in its folder checkpoints/")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except _OF_DAMAGED_FILES as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is not a saved model, or it is damaged ({reason}); choose another") from None
-    if not isinstance(content, dict) or not {"dnn", "sizes", "model"} <= content.keys():
+    wanted = {"dnn": str, "sizes": dict, "model": dict}
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in wanted.items()):
         raise UserError(f"{path} is not a model that this program saved; choose one from a run's checkpoints/")
     return content
 
 
-def build_model(content):
-    net = MODELS[content["dnn"]](**content["sizes"])
-    net.load_state_dict(content["model"])
+def build_model(content, path):
+    """The model that `read_model` found in `path`."""
+    sizes = content["sizes"]
+    try:
+        net = MODELS[content["dnn"]](**sizes)
+    except (LookupError, TypeError, ValueError, RuntimeError):
+        raise _inconsistent(path) from None
+    _fill(net, content, path)
     return net
+
+
+def _fill(net, content, path):
+    try:
+        net.load_state_dict(content["model"])
+    except (RuntimeError, TypeError, AttributeError):  # keys that are missing, other shapes, no tensors
+        raise _inconsistent(path) from None
+
+
+def _inconsistent(path):
+    return UserError(f"{path}: the weights of this model are not those that its sizes ask for; choose another")
 
 
 def load_weights(net, dnn, path):
@@ -49,7 +76,7 @@ def load_weights(net, dnn, path):
             f"--pretrain {path} holds {content['dnn']} with {_listed(content['sizes'])}, "
             f"but this run trains {dnn} with {_listed(net.sizes)}; give the same sizes"
         )
-    net.load_state_dict(content["model"])
+    _fill(net, content, path)
 
 
 def _listed(sizes):

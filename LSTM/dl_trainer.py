@@ -9,6 +9,11 @@ A training loop is
     trainer.update_model()            # clip, step
 """
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import math
 import os
 import sys
@@ -45,10 +50,9 @@ class DLTrainer:
                 f"the training data make {self.task.steps_per_epoch} batches an epoch, fewer than "
                 f"--nsteps-update {options.nsteps_update}; lower it or --batch-size"
             )
-        self.net = self.task.build()
+        self.net = self._build()
         if options.pretrain:
             load_weights(self.net, options.dnn, options.pretrain)
-        self.net.to(options.torch_device).train()
         if size > 1:
             torch.manual_seed(options.seed + rank)  # each rank its own dropout
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=options.lr, momentum=MOMENTUM, nesterov=True)
@@ -62,6 +66,16 @@ class DLTrainer:
         self._batches = iter(())
         self._skipped_in_a_row = 0
         self._gradients_are_spent = True
+
+    def _build(self):
+        options = self.options
+        try:
+            return self.task.build().to(options.torch_device).train()
+        except (RuntimeError, MemoryError) as error:  # of torch's allocators
+            raise UserError(
+                f"a model of {options.hidden_layers} layers of {options.hidden_size} cannot be built "
+                f"({str(error).splitlines()[0]}); lower --hidden-size or --hidden-layers"
+            ) from error
 
     @property
     def lr(self):

@@ -1,5 +1,10 @@
 """Judge a saved model: python LSTM/evaluate.py MODEL MANIFEST [--pairs N]"""
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 from itertools import islice
 
@@ -22,7 +27,7 @@ def main(arguments=None):
         raise UserError(f"{options.model} is a model of {content['dnn']}, which does not transcribe speech")
     utterances = load_manifest(options.manifest)
     device = torch.device(choose_device(options.device))
-    net = build_model(content).to(device)
+    net = build_model(content, options.model).to(device)
     transcribed = list(transcribe(net, batches_by_length(utterances, options.batch_size), device))
     sys.stdout.write(_report(transcribed, options.pairs))
 

@@ -1,6 +1,7 @@
 """Writing files and folders so that a reader never meets half of one."""
 
 import os
+import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -10,24 +11,44 @@ PARTIAL_SUFFIX = ".part"
 
 
 @contextmanager
+def writing(name):
+    """The block writes `name`: an OSError in it (a full disk, say) becomes a UserError that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {name}: {error.strerror or error}.") from error
+
+
+@contextmanager
 def atomic_write(path, mode="w"):
     """Open `path` for writing (`mode` "w" or "wb"); it appears, whole, only when the block ends without an error.
 
     The block should only produce and write: an OSError in it (a full disk, say) is reported as failure to write `path`.
     """
     path = Path(path)
+    _refuse_what_is_no_file(path)
     # The process id keeps two writers apart; the dot keeps the file out of `ls` and of globs such as *.wav.
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
-        with open(partial, mode, **text) as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+        with writing(path):
+            with open(partial, mode, **text) as file:
+                yield file
+            os.replace(partial, path)
     finally:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):
             partial.unlink()
+
+
+def _refuse_what_is_no_file(path):
+    """Something else than a regular file, such as /dev/null, would be replaced by one."""
+    with writing(path):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+    if not stat.S_ISREG(mode):
+        raise UserError(f"cannot write {path}: it is there and is not a regular file; choose another name.")
 
 
 def make_folder(path):

@@ -7,7 +7,13 @@ python LSTM/main_trainer.py --dnn lstm --dataset ptb --data-dir ptb_data
 Validation and saved models use batch-norm statistics that are averaged over the ranks: each has its own batches.
 """
 
+if __name__ == "__main__":
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import logging
+import math
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -92,12 +98,16 @@ def train(trainer, options, ranks, plan, run):
             run.validation(**figures)
             run.histograms(trainer.net, epoch)
             log.info("validation after epoch %d: %s", epoch, judge(figures))
+            if not math.isfinite(figures["loss"]):
+                log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
             best = save(trainer, ranks, run, figures, best)
     optimizer.stop()
     run.event("summary", **summary.record())
     for line in summary.table():
         log.info("%s", line)
-    if ranks.is_first:
+    if best is None:
+        log.warning("no validation had a finite loss, so there is no best model; lower --lr")
+    elif ranks.is_first:
         best_model = run.folder / CHECKPOINTS / "best.pt"
         log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], judge(best))
 
@@ -158,6 +168,8 @@ def train_step(trainer, optimizer, options):
     except ReducerError as error:
         if isinstance(error.__cause__, FloatingPointError):  # all ranks have agreed on it
             raise SharedError(str(error.__cause__)) from error
+        if isinstance(error.__cause__, OSError):  # numba keeps its compiled kernels on disk
+            raise UserError(f"the gradients could not be reduced: {error.__cause__}; is the disk full?") from error
         raise
     trainer.update_model()
     report = optimizer.reducer.last_step
@@ -179,7 +191,7 @@ def is_validated(epoch, options):
 
 
 def save(trainer, ranks, run, figures, best):
-    """Save the model as last.pt, and as best.pt if it is; return the figures of the best. Rank 0 writes."""
+    """Save the model as last.pt, and as best.pt if it is; return the figures of the best, if any. Rank 0 writes."""
 
     def merit(figures):
         return figures[trainer.task.headline], figures["loss"]  # early on, WER is often 1 for all
@@ -190,7 +202,7 @@ def save(trainer, ranks, run, figures, best):
             save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
 
     write("last.pt")
-    if best is not None and not merit(figures) < merit(best):
+    if not math.isfinite(figures["loss"]) or (best is not None and not merit(figures) < merit(best)):
         return best
     write("best.pt")
     return figures

@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from errors import UserError
@@ -15,6 +17,10 @@ DATA_SOURCES = {
     "ptb": "name the folder that holds ptb.train.txt, ptb.valid.txt and ptb.test.txt",
 }
 HIDDEN = {"lstman4": (800, 5), "lstm": (1500, 2)}  # size, layers
+# No use of an option needs more than this, and torch, which computes in float32 and int64, takes no more than some.
+MOST = 10**9
+MOST_UNITS, MOST_LAYERS = 2**16, 100
+MOST_SEED = 2**62  # each rank adds its number
 MAX_GRAD_NORM = {"lstman4": 400.0, "lstm": 0.25}
 
 
@@ -109,7 +115,7 @@ def find_folder(name, option, remedy="name one that exists"):
     """A relative folder is looked for from the current folder, then from the project's: job scripts start in either."""
     candidates = list(dict.fromkeys([Path.cwd() / name, PROJECT / name]))
     for folder in candidates:
-        if folder.is_dir():
+        if os.path.isdir(folder):  # unlike Path.is_dir, it takes a name that is too long
             return folder.resolve()
     looked = " nor ".join(str(folder) for folder in candidates)
     raise UserError(f"{option} {name}: there is no folder {looked}; {remedy}")
@@ -140,12 +146,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the options")
 
 
-def positive_int(word):
-    return _number(int, word, lambda value: value > 0, "a whole number above 0")
+def positive_int(word, most=MOST):
+    return _number(int, word, lambda value: value > 0, "a whole number above 0", most)
 
 
-def natural(word):
-    return _number(int, word, lambda value: value >= 0, "a whole number, 0 or more")
+def natural(word, most=MOST):
+    return _number(int, word, lambda value: value >= 0, "a whole number, 0 or more", most)
+
+
+def up_to(most, kind=positive_int):
+    return partial(kind, most=most)
 
 
 def positive_float(word):
@@ -179,13 +189,15 @@ def compressor_name(word):
     return word
 
 
-def _number(kind, word, holds, wanted):
+def _number(kind, word, holds, wanted, most=MOST):
     try:
         value = kind(word)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or not holds(value):
+    if not -math.inf < value < math.inf or not holds(value):
         raise argparse.ArgumentTypeError(f"expected {wanted}, found {word!r}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most}, found {word!r}")
     return value
 
 
@@ -204,8 +216,13 @@ def _parser(description):
     what("--dnn", choices=sorted(DATASETS), default="lstman4", help="the model: lstman4 for speech, lstm for text")
     what("--dataset", choices=sorted(DATASETS.values()), help="an4 for lstman4, ptb for lstm")
     what("--data-dir", metavar="FOLDER", help="from here or from the project's folder; audio_data, ptb_data for ptb")
-    what("--hidden-size", type=positive_int, metavar="N", help="units of a layer; 800, for lstm 1500")
-    what("--hidden-layers", type=positive_int, metavar="N", help="LSTM layers; 5, for lstm 2")
+    what(
+        "--hidden-size",
+        type=up_to(MOST_UNITS),
+        metavar="N",
+        help="units of a layer; 800, for lstm 1500",
+    )
+    what("--hidden-layers", type=up_to(MOST_LAYERS), metavar="N", help="LSTM layers; 5, for lstm 2")
     what("--pretrain", metavar="MODEL", help="start from the weights of a saved model")
 
     how = parser.add_argument_group("how").add_argument
@@ -216,7 +233,13 @@ def _parser(description):
     how("--max-epochs", type=positive_int, default=10, metavar="N", help="epochs to train")
     how("--val-interval", type=positive_int, default=5, metavar="N", help="epochs from one validation to the next")
     how("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
-    how("--seed", type=natural, default=0, metavar="N", help="of initial weights, order and augmentation")
+    how(
+        "--seed",
+        type=up_to(MOST_SEED, natural),
+        default=0,
+        metavar="N",
+        help="of weights, order and augmentation",
+    )
     how("--no-augment", dest="augment", action="store_false", help="train on the recordings as they are")
     how("--noise-dir", metavar="FOLDER", help="recordings of noise to mix into training audio")
     how("--noise-prob", type=probability, default=0.4, metavar="P", help="part of the utterances that get noise")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from errors import UserError
-from files import atomic_write, make_folder
+from files import atomic_write, make_folder, writing
 from options import PROJECT
 from run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
 
@@ -66,15 +66,21 @@ def run_folder(path, name):
     if path is None:
         path = _unused(PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(path).absolute()
-    if (path / METRICS).exists():
-        raise UserError(f"--run-dir {path} already holds a run; choose another folder or remove it")
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with writing(path):
+        taken = (path / METRICS).exists()
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if taken:
+        raise _taken(path)
     try:
         yield make_folder(path)
     finally:
         with suppress(OSError):  # the first that is not empty ends it
             for folder in new:
                 folder.rmdir()
+
+
+def _taken(path):
+    return UserError(f"--run-dir {path} already holds a run; choose another folder or remove it")
 
 
 def _unused(path):
@@ -94,8 +100,15 @@ class _Terminal(logging.Handler):
     """Log lines on stdout that leave a progress bar on stderr whole."""
 
     def emit(self, record):
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        with writing("to the standard output"):
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record):
+        with writing(self.baseFilename):
+            raise
 
 
 def start_logging(speaks=True):
@@ -113,16 +126,20 @@ class RunLog:
     """The open files of a run. Use it as a context; every line is on disk when the call that wrote it returns."""
 
     def __init__(self, folder, config, steps):
-        from tensorboardX import SummaryWriter
+        from board import Board
 
         self.folder = folder
         make_folder(folder / CHECKPOINTS)
-        with atomic_write(folder / CONFIG) as file:
-            json.dump(config, file, indent=2, allow_nan=False)
-            file.write("\n")
-        self._metrics = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._board = SummaryWriter(str(folder / TENSORBOARD))
-        self._file = _to_file(folder / LOG)
+        with ExitStack() as undo:
+            self._metrics = undo.enter_context(_claim(folder))
+            undo.callback((folder / METRICS).unlink)
+            with atomic_write(folder / CONFIG) as file:
+                json.dump(config, file, indent=2, allow_nan=False)
+                file.write("\n")
+            with writing(folder):
+                self._board = Board(make_folder(folder / TENSORBOARD))
+                self._file = _to_file(folder / LOG)
+            undo.pop_all()  # now there is a run
         self._bar = tqdm(total=steps, unit="step", file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
     @property
@@ -132,12 +149,13 @@ class RunLog:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         self._bar.close()
-        self._metrics.close()
         self._board.close()
         log.removeHandler(self._file)
-        self._file.close()
+        for file in (self._metrics, self._file):
+            with suppress(OSError) if kind else writing(self.folder):  # what is under way is the error to report
+                file.close()
 
     def iteration(self, density, **values):
         record = self._write("iter", {**_ITERATION, **values})
@@ -163,17 +181,18 @@ class RunLog:
     def histograms(self, net, epoch):
         for name, parameter in net.named_parameters():
             if parameter.grad is not None and parameter.grad.isfinite().all():
-                self._board.add_histogram(f"gradient/{name}", parameter.grad.cpu().numpy(), epoch)
+                self._board.histogram(f"gradient/{name}", parameter.grad.cpu().numpy(), epoch)
 
     def _write(self, kind, values):
         record = {"kind": kind, **{key: _finite(value) for key, value in values.items()}}
-        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        with writing(self.folder / METRICS):
+            self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         return record
 
     def _to_board(self, record, step):
         for key, value in record.items():
             if isinstance(value, int | float) and key not in ("iter", "epoch"):
-                self._board.add_scalar(f"{record['kind']}/{key}", value, step)
+                self._board.scalar(f"{record['kind']}/{key}", value, step)
 
 
 class NoRunLog:
@@ -208,9 +227,18 @@ def _finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _claim(folder):
+    """Open metrics.jsonl, which must be new: of two runs that were told the same folder, only one can do this."""
+    with writing(folder / METRICS):
+        try:
+            return open(folder / METRICS, "x", buffering=1, encoding="utf-8")
+        except FileExistsError:
+            raise _taken(folder) from None
+
+
 def _to_file(path):
     """Log to a file from now on, beginning with what was said before there was one."""
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for handler in [handler for handler in log.handlers if isinstance(handler, MemoryHandler)]:
         handler.setTarget(file)

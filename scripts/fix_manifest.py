@@ -60,8 +60,10 @@ def parse_command_line():
 
 def pairs_of_folder(folder):
     """(audio, transcript) paths by equal stem, and what has no partner."""
-    files = {kind: {path.stem: path for path in sorted((folder / kind).glob(f"*.{kind}"))} for kind in ("wav", "txt")}
-    for kind, found in files.items():
+    files = {}
+    for kind in ("wav", "txt"):
+        found = sorted(path for path in (folder / kind).glob(f"*.{kind}") if path.is_file())
+        files[kind] = {path.stem: path for path in found}
         if not found:
             raise UserError(f"{folder / kind} holds no .{kind} files; {folder} should have wav/ and txt/.")
     audio, texts = files["wav"], files["txt"]
@@ -73,7 +75,7 @@ def pairs_of_folder(folder):
 
 def pairs_of_manifest(manifest, root):
     """(audio, transcript) paths that exist, and what could not be matched."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise UserError(f"the folder {root} does not exist; give the folder of the data with --root.")
     files = FilesBelow(root)
     pairs, problems = [], []
@@ -89,7 +91,7 @@ def pairs_of_manifest(manifest, root):
 
 def read_lines(manifest):
     try:
-        return manifest.read_text(encoding="utf-8").splitlines()
+        return manifest.read_text(encoding="utf-8-sig").splitlines()  # "sig": Windows begins files with a mark
     except OSError as error:
         raise UserError(f"cannot read the manifest {manifest}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -119,9 +121,11 @@ class FilesBelow:
 
     def match(self, text, home):
         """The file that `text` means: itself if it is right as it stands, else the one that shares the longest tail."""
-        if (home / text).is_file() and not Path(text).is_absolute():
-            return home / text
         wanted = parts_of(text)
+        if not wanted:
+            raise NoMatch(f"{text!r} names no file")
+        if not Path(text).is_absolute() and os.path.isfile(home / text):  # of names too long, too
+            return home / text
         candidates = self.by_name.get(wanted[-1], [])
         if not candidates:
             raise NoMatch(f"no file called {wanted[-1]} below {self.root}")
@@ -157,9 +161,19 @@ def write_manifest(target, pairs):
     with atomic_write(target) as file:
         for pair in pairs:
             paths = [os.path.relpath(path, target.parent) for path in pair]
-            if any("," in path for path in paths):
-                raise UserError(f"{' and '.join(paths)}: a path in a manifest cannot contain a comma; rename it.")
+            for path in paths:
+                refuse_unwritable(path)
             file.write(",".join(paths) + "\n")
+
+
+def refuse_unwritable(path):
+    """A manifest is UTF-8, with a pair of paths on each line."""
+    whole = path.strip() == path and path.splitlines() == [path]
+    if not whole or "," in path or any(0xD800 <= ord(character) < 0xE000 for character in path):
+        raise UserError(
+            f"{path!r}: a path in a manifest must be UTF-8 text without a comma, line break or space at its ends; "
+            "rename the file."
+        )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ RUN is a run's folder, finished or still going. The picture shows loss, learning
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import _project  # noqa: F401 - for the modules of LSTM/
@@ -13,6 +14,9 @@ from files import atomic_write
 from options import Parser
 from run_layout import CONFIG, METRICS
 
+# What is drawn of each kind of record: a number, or null (only `iter` and `epoch` must be whole numbers).
+DRAWN = {"iter": ("loss", "lr"), "val": ("loss", "wer", "cer", "perplexity")}
+COUNTED = {"iter": ("iter", "epoch"), "val": ("epoch",)}
 SMOOTHING = 25  # steps that the running mean of the loss covers
 INK, GREY, BLUE, RED, GREEN = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b", "#2e8b57"
 SPARSE_SHADE = "#fdf1dc"
@@ -45,14 +49,29 @@ def read_metrics(run):
             break
         try:
             record = json.loads(line)
+            _check(record)
             records[record["kind"]].append(record)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise UserError(
                 f"{path}:{number}: this line is not a metrics record; remove it or choose another run"
             ) from None
     if not records["iter"]:
         raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
+
+
+def _check(record):
+    """Raise ValueError, KeyError or TypeError unless all that is drawn of the record is there, as numbers."""
+    kind = record["kind"]
+    for key in COUNTED.get(kind, ()):
+        if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
+            raise ValueError(key)
+    for key in DRAWN.get(kind, ()):
+        value = record[key] if key in ("loss", "lr") else record.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise TypeError(key)
+        if value is not None:
+            float(value)  # a whole number may have too many digits for that
 
 
 def title_of(run):
@@ -142,7 +161,7 @@ def _steps_per_epoch(steps):
     """From the first step of the second epoch; in the first epoch its length is not known, and one epoch is drawn."""
     later = [record for record in steps if record["epoch"] > steps[0]["epoch"]]
     if later:
-        return (later[0]["iter"] - steps[0]["iter"]) // (later[0]["epoch"] - steps[0]["epoch"])
+        return max(1, (later[0]["iter"] - steps[0]["iter"]) // (later[0]["epoch"] - steps[0]["epoch"]))
     return len(steps)
 
 

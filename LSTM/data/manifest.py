@@ -15,6 +15,8 @@ from models.lstman4 import output_frames
 
 log = logging.getLogger("oktopk")
 
+_LOWEST_RATE = 4000  # Hz: speech holds little below 2 kHz, and a header that says less is wrong
+_LONGEST = 600  # seconds: batches of longer utterances need more memory than most machines have
 _BLOCK = 1 << 16  # samples read at a time while counting those of a file whose header may lie
 
 
@@ -80,7 +82,11 @@ def _utterance(line, folder):
     sound, transcript = (folder / field for field in fields)
     header = _header(sound)
     spoken = _transcript(transcript)
+    if header.samplerate < _LOWEST_RATE:
+        raise _Fault(f"{sound} is at {header.samplerate} Hz, too few for speech; replace it or remove the line")
     samples = -(-header.frames * audio.SAMPLE_RATE // header.samplerate)
+    if samples > _LONGEST * audio.SAMPLE_RATE:
+        raise _Fault(f"{sound} lasts longer than {_LONGEST // 60} minutes; cut it into sentences or remove the line")
     frames, needed = output_frames(audio.frame_count(samples)), text.frames_needed(spoken)
     if frames < needed:
         raise _Fault(
@@ -91,9 +97,15 @@ def _utterance(line, folder):
 
 
 def _header(path):
-    if not path.is_file():
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        raise _Fault(
+            f"the audio file {path} cannot be read ({error.strerror}); correct the line or remove it"
+        ) from None
+    if size is None:
         raise _Fault(f"there is no audio file {path}; scripts/fix_manifest.py corrects moved paths")
-    if path.stat().st_size == 0:
+    if size == 0:
         raise _Fault(f"the audio file {path} is empty; fetch it again or remove the line")
     try:
         header = soundfile.info(str(path), verbose=True)
@@ -122,7 +134,7 @@ def _transcript(path):
         spoken = text.normalise(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise _Fault(f"there is no transcript {path}; scripts/fix_manifest.py corrects moved paths") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # of a name that holds a NUL, and of what is not UTF-8
         raise _Fault(f"the transcript {path} cannot be read ({error}); write it as plain text") from None
     if not spoken:
         raise _Fault(f"the transcript {path} is empty; write what is said, or remove the line")

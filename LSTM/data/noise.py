@@ -24,6 +24,8 @@ def load_noises(folder):
             ) from None
         if len(noise) == 0 or not np.any(noise):
             raise UserError(f"{path} is silent; remove it from the --noise-dir")
+        if not np.isfinite(audio.spectrogram(noise).numpy()).all():
+            raise UserError(f"{path} has samples that are huge or not numbers; remove it from the --noise-dir")
         noises.append(noise)
     if not noises:
         raise UserError(f"{folder}: there are no recordings in this --noise-dir; put some there or drop the option")

@@ -46,9 +46,11 @@ class FrameNorm(nn.BatchNorm1d):
 
     @torch.no_grad()
     def _remember(self, mean, variance):
-        self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance, self.momentum)
+        """Statistics that are not finite would stay for ever, while the step that they spoil is skipped."""
+        finite = mean.isfinite().all() & variance.isfinite().all()  # a tensor: asking it would wait for the device
+        self.num_batches_tracked += finite
+        self.running_mean.lerp_(mean.where(finite, self.running_mean), self.momentum)
+        self.running_var.lerp_(variance.where(finite, self.running_var), self.momentum)
 
 
 class Lookahead(nn.Module):

@@ -11,6 +11,7 @@ The manifests are written last: a folder that has both holds a whole corpus.
 
 import io
 import json
+import os
 import wave
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,5 +119,8 @@ def wav_bytes(pcm, sample_rate):
 
 
 def _is_whole(manifest):
-    with open(manifest, encoding="utf-8") as lines:
-        return all((manifest.parent / name).is_file() for line in lines for name in line.rstrip("\n").split(","))
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:  # no manifest of ours
+        return False
+    return all(os.path.isfile(manifest.parent / name) for line in lines for name in line.split(","))

@@ -97,6 +97,9 @@ def test_a_noise_folder_must_hold_recordings(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(100), 16_000)
     with pytest.raises(UserError, match="silent"):
         load_noises(tmp_path)
+    soundfile.write(tmp_path / "a.wav", np.full(1000, 3e38), 16_000, subtype="FLOAT")
+    with pytest.raises(UserError, match="huge or not numbers"):
+        load_noises(tmp_path)
 
 
 def test_collation_pads_with_zeros_and_keeps_the_lengths():

@@ -1,5 +1,7 @@
 """A file that atomic_write makes is there whole or not at all."""
 
+import os
+
 import pytest
 
 from errors import UserError
@@ -45,6 +47,17 @@ def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path):
     with pytest.raises(UserError, match=r"config\.json: No space left"), atomic_write(tmp_path / "config.json"):
         raise OSError(28, "No space left on device")
     assert names_in(tmp_path) == []
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "device")
+    with (
+        pytest.raises(UserError, match="device: it is there and is not a regular file"),
+        atomic_write(tmp_path / "device") as file,
+    ):
+        file.write("content")
+    assert (tmp_path / "device").is_fifo()
+    assert names_in(tmp_path) == ["device"]
 
 
 def test_a_path_below_a_file_is_reported(tmp_path):

@@ -1,5 +1,6 @@
 """scripts/fix_manifest.py, as a user runs it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ def fix(*arguments, **options):
 def make_files(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
+        (folder / name).write_bytes(os.fsencode(name))
 
 
 @pytest.fixture
@@ -135,9 +136,45 @@ def test_bad_input_is_one_sentence(data, arguments, words):
     assert manifest.read_text().startswith("/x/")
 
 
-def test_a_comma_in_a_path_is_refused(tmp_path):
-    make_files(tmp_path, "wav/a,b.wav", "txt/a,b.txt")
+@pytest.mark.parametrize("name", ["a,b", "a\nb", "a\u2028b", "a\udcff"])
+def test_a_path_that_no_manifest_can_hold_is_refused(tmp_path, name):
+    make_files(tmp_path, f"wav/{name}.wav", f"txt/{name}.txt")
     result = fix("--from", tmp_path, "--out", tmp_path / "m.csv")
     assert result.returncode == 2
-    assert "comma" in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "without a comma, line break" in line
     assert not (tmp_path / "m.csv").exists()
+
+
+def test_lines_that_name_no_possible_file_are_left_out(data):
+    manifest = write(data / "m.csv", "/x/train/wav/a.wav,/x/train/txt/a.txt", ".,.", f"{'x' * 300}.wav,a.txt", "/,/")
+    result = fix(manifest)
+    assert result.returncode == 1
+    assert [line.split(":")[2] for line in result.stderr.splitlines()] == ["2", "3", "4"]
+    assert manifest.read_text() == TRAIN_LINE
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_path(data):
+    manifest = data / "m.csv"
+    (data / "b.wav").write_text("")
+    manifest.write_text("b.wav,an4/train/txt/a.txt\n", encoding="utf-8-sig")
+    assert fix(manifest).returncode == 0
+    assert manifest.read_bytes() == b"b.wav,an4/train/txt/a.txt\n"
+
+
+def test_a_folder_called_wav_is_no_recording(tmp_path):
+    make_files(tmp_path, "wav/a.wav", "txt/a.txt", "wav/dir.wav/x", "txt/dir.txt")
+    result = fix("--from", tmp_path, "--out", tmp_path / "m.csv")
+    assert result.returncode == 1
+    assert "dir.txt has no audio" in result.stderr
+    assert (tmp_path / "m.csv").read_text() == "wav/a.wav,txt/a.txt\n"
+
+
+def test_a_device_is_not_replaced(data):
+    manifest = write(data / "m.csv", TRAIN_LINE.strip())
+    os.mkfifo(data / "device")
+    result = fix(manifest, "--out", data / "device")
+    assert result.returncode == 2
+    assert "is not a regular file" in result.stderr
+    assert (data / "device").is_fifo()

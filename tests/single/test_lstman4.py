@@ -1,5 +1,7 @@
 """The speech model: its size, and that padding is invisible."""
 
+import math
+
 import pytest
 import torch
 
@@ -62,6 +64,19 @@ def test_what_stands_in_the_padding_of_hidden_layers_never_reaches_a_frame():
     torch.testing.assert_close(norm(x, inside[:, None])[inside], plain(x[inside]))
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_a_batch_that_is_not_finite_leaves_the_running_statistics(value):
+    net = small_model()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    net(torch.full((1, 161, 40), value), torch.tensor([40]))
+    for name, buffer in net.named_buffers():
+        assert buffer.isfinite().all(), name
+    first = "convolution_norms.0.running_mean"
+    assert torch.equal(net.state_dict()[first], before[first])
+    net(torch.randn(1, 161, 40), torch.tensor([40]))
+    assert not torch.equal(net.state_dict()[first], before[first])
 
 
 def test_the_model_puts_out_as_many_frames_as_it_says():

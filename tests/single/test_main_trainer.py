@@ -1,8 +1,10 @@
 """main_trainer.py as its users run it: what it leaves behind, and one sentence for each kind of wrong input."""
 
 import json
+import math
 import os
 import shutil
+from contextlib import suppress
 
 import mpi4py
 import numpy as np
@@ -10,8 +12,15 @@ import pytest
 import soundfile
 import torch
 
+import evaluate
+from checkpoint import build_model, read_model
 from corpora import PROJECT, SMALL, make_corpus, run_program, tone
+from data.audio import Augmentation
+from data.batches import read_batch
+from data.manifest import load_manifest
+from errors import UserError
 from main_trainer import main
+from tasks.speech import SpeechTask
 
 TRAINER = "LSTM/main_trainer.py"
 TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply", "ms_per_step_dense")
@@ -241,6 +250,16 @@ FAULTS = {
         nothing_but("train02.txt", b"YES " * 30),
         ["_manifest.csv:3:", "train02.txt needs 119 frames", "train02.wav gives"],
     ),
+    "name too long": (faulty_line("x" * 300 + ".wav,train02.txt"), ["_manifest.csv:3:", "xxx.wav cannot be read"]),
+    "a NUL in a name": (faulty_line("train02.wav,a\0b.txt"), ["_manifest.csv:3:", "null byte"]),
+    "absurd rate": (
+        lambda f: soundfile.write(f / "train02.wav", tone(400, rate=1), 1),
+        ["_manifest.csv:3:", "train02.wav is at 1 Hz"],
+    ),
+    "absurd length": (
+        lambda f: soundfile.write(f / "train02.wav", np.zeros(601 * 4_000, np.int16), 4_000),
+        ["_manifest.csv:3:", "train02.wav lasts longer than 10 minutes"],
+    ),
     "several faults": (
         lambda f: [(f / f"train0{number}.wav").unlink() for number in (1, 4, 7)],
         ["_manifest.csv:2:", "2 other lines"],
@@ -256,6 +275,47 @@ def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_p
     result = train(folder, tmp_path / "runs" / "run")
     refused(result, *parts)
     assert os.listdir(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("sample", [np.nan, np.inf, 3e38])
+def test_a_recording_that_holds_no_number_ends_the_run_by_its_name(sample, tmp_path, capsys):
+    folder = make_corpus(tmp_path / "data")
+    samples = tone(0.8)
+    samples[1000] = sample
+    soundfile.write(folder / "train02.wav", samples, 16_000, subtype="FLOAT")
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(folder), "--run-dir", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "train02.wav has samples that are huge or not numbers" in line
+
+
+def test_a_recording_that_is_emptied_meanwhile_ends_the_run_by_its_name(tmp_path):
+    folder = make_corpus(tmp_path / "data")
+    utterances = load_manifest(folder / "an4_train_manifest.csv")
+    soundfile.write(folder / "train02.wav", np.zeros(0), 16_000)
+    with pytest.raises(UserError, match=r"train02\.wav was in order .* no samples"):
+        read_batch(utterances, [2], Augmentation())
+
+
+@pytest.mark.parametrize("spoilt", [{0}, {0, 1}])
+def test_a_model_whose_validation_loss_is_not_finite_is_never_the_best(spoilt, corpus, tmp_path, monkeypatch, capsys):
+    validate, epochs = SpeechTask.validate, iter(range(2))
+
+    def spoil(task, net):
+        totals = validate(task, net)
+        return totals | {"loss": math.nan} if next(epochs) in spoilt else totals
+
+    monkeypatch.setattr(SpeechTask, "validate", spoil)
+    main([*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path), "--max-epochs", "2", "--val-interval", "1"])
+    out = capsys.readouterr().out
+    assert out.count("the validation loss is not finite") == len(spoilt)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    if len(spoilt) == 2:
+        assert saved == ["last.pt"]
+        assert "there is no best model" in out
+    else:
+        assert read_model(tmp_path / "checkpoints" / "best.pt")["epoch"] == 1
 
 
 OPTIONS = {
@@ -287,6 +347,14 @@ OPTIONS = {
     "mismatch": (["--dnn", "lstm", "--dataset", "an4"], ["lstm", "ptb", "an4"]),
     "batch too large": (["--batch-size", "13"], ["12 training utterances", "13"]),
     "no such model": (["--pretrain", "no.pt"], ["no.pt"]),
+    "seed too large": (["--seed", "9" * 20], ["--seed", "at most", "'999"]),
+    "huge rate": (["--lr", "1e300"], ["--lr", "at most 1000000000", "'1e300'"]),
+    "huge layers": (["--hidden-size", "1000000000"], ["--hidden-size", "at most 65536"]),
+    "many layers": (["--hidden-layers", "1000000000"], ["--hidden-layers", "at most 100"]),
+    "number too long for a float": (["--max-epochs", "9" * 400], ["--max-epochs", "at most"]),
+    "data folder too long": (["--data-dir", "x" * 300], ["--data-dir xxx", "there is no folder"]),
+    "model too long": (["--pretrain", "x" * 300], ["there is no such model"]),
+    "run folder too long": (["--run-dir", "x" * 300], ["cannot write", "name too long"]),
     "data missing": (["--data-dir", "nowhere"], [PROJECT / "nowhere", "prepare_an4.py"]),
     "ptb missing": (["--dnn", "lstm"], ["ptb.train.txt", "--data-dir"]),
 }
@@ -354,6 +422,63 @@ def test_a_model_of_other_sizes_or_a_broken_one_is_refused(finished, corpus, tmp
     assert os.listdir(tmp_path) == ["model.pt"]
 
 
+def without_a_weight(content):
+    del content["model"]["output.weight"]
+
+
+def of_another_shape(content):
+    content["model"]["output.weight"] = torch.zeros(2, 2)
+
+
+INCONSISTENT = {
+    "a weight missing": without_a_weight,
+    "another shape": of_another_shape,
+    "no tensor": lambda content: content["model"].update({"output.weight": "text"}),
+    "a size too many": lambda content: content["sizes"].update(depth=1),
+    "an absurd size": lambda content: content["sizes"].update(hidden_size="wide"),
+    "no weights": lambda content: content.update(model=None),
+    "no sizes": lambda content: content.update(sizes=None),
+    "unknown kind": lambda content: content.update(dnn=[]),
+}
+
+
+@pytest.mark.parametrize("fault", INCONSISTENT)
+def test_a_model_that_does_not_fit_itself_is_refused(fault, finished, corpus, tmp_path, capsys):
+    content = read_model(finished[0] / "checkpoints" / "last.pt")
+    INCONSISTENT[fault](content)
+    torch.save(content, tmp_path / "model.pt")
+    begin = [*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run"), "--pretrain"]
+    for program, arguments in ((evaluate.main, []), (main, begin)):
+        rest = [str(corpus / "an4_val_manifest.csv")] if program is evaluate.main else []
+        with pytest.raises(SystemExit) as ended:
+            program([*arguments, str(tmp_path / "model.pt"), *rest])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "model.pt" in line
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_file_that_stumbles_the_unpickler_is_no_model(finished, tmp_path):
+    """A byte changed at a time, in the part that describes the tensors."""
+    model, damaged = (finished[0] / "checkpoints" / "last.pt").read_bytes(), tmp_path / "model.pt"
+    start = model.index(b"data.pkl") + 100
+    for place in range(start, start + 300):
+        damaged.write_bytes(model[:place] + bytes([model[place] ^ 0x15]) + model[place + 1 :])
+        with suppress(UserError):
+            build_model(read_model(damaged), damaged)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused(corpus, tmp_path, capsys, monkeypatch):
+    def exhausted(task):
+        raise RuntimeError("can't allocate memory: you tried to allocate 4 TB")
+
+    monkeypatch.setattr(SpeechTask, "build", exhausted)
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert "2 layers of 16 cannot be built (can't allocate" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
 @pytest.mark.parametrize(
     ("program", "parts"),
@@ -369,6 +494,31 @@ def test_ranks_that_cannot_see_each_other_are_refused(program, parts, variable, 
     assert last.startswith("error: ")
     assert all(part in last for part in parts)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "program", [TRAINER, "LSTM/dl_trainer.py", "LSTM/evaluate.py", ("-m", "mpi4py", TRAINER)], ids=str
+)
+def test_ctrl_c_while_torch_is_imported_is_one_line(program, tmp_path):
+    """A module that gets the signal, and swallows the exception, stands in for torch."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
+        "except BaseException as error:\n    raise ImportError('torch is broken') from error\n"
+    )
+    result = run_program(program, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 130
+    assert result.stderr.split() == ["interrupted"]
+
+
+def test_ctrl_c_later_on_is_one_line_too(corpus, tmp_path):
+    """The signal comes where main has begun, so that files are closed and the folder is left in order."""
+    (tmp_path / "librosa.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    folder = shutil.copytree(corpus, tmp_path / "data")
+    soundfile.write(folder / "train00.wav", tone(0.8, rate=8_000), 8_000)
+    arguments = [*SMALL, "--data-dir", folder, "--run-dir", tmp_path / "run"]
+    result = run_program("LSTM/dl_trainer.py", *arguments, environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 130
+    assert result.stderr.split() == ["interrupted"]
 
 
 # ---- input that is handled

@@ -6,6 +6,8 @@ import os
 import pytest
 
 from corpora import run_program
+from errors import UserError
+from plot_run import read_metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLOT = "scripts/plot_run.py"
@@ -38,6 +40,36 @@ def test_a_run_that_is_still_going_is_drawn_as_far_as_it_is(tmp_path):
     result = run_program(PLOT, run, "--out", tmp_path / "picture.png")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+
+
+def test_an_epoch_of_no_steps_is_drawn(tmp_path):
+    run = write(tmp_path / "run", [iteration(0), iteration(0, epoch=1), iteration(1, epoch=3)])
+    result = run_program(PLOT, run)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "iter"},
+        {"kind": []},
+        iteration("one"),
+        iteration(0, epoch=0.5),
+        iteration(0, epoch=None),
+        iteration(-1),
+        iteration(True),
+        iteration(0, loss="high"),
+        iteration(10**400),
+        iteration(0, loss=10**400),
+        {"kind": "val", "loss": 1.0},
+        {"kind": "val", "epoch": 0, "loss": 1.0, "wer": "low"},
+    ],
+    ids=str,
+)
+def test_a_record_without_what_is_drawn_is_refused(record, tmp_path):
+    run = write(tmp_path / "run", [iteration(0), record])
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: this line is not a metrics record"):
+        read_metrics(run)
 
 
 @pytest.mark.parametrize("case", ["missing", "empty", "broken", "foreign", "unwritable"])

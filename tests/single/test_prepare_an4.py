@@ -1,6 +1,7 @@
 """scripts/prepare_an4.py, as a user runs it: archives good and bad, the synthetic corpus, interruptions."""
 
 import hashlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,13 @@ class TestSynthetic:
         result = prepare(*SMALL, "--out", small_corpus)
         assert result.returncode == 0
         assert "complete already" in result.stdout
+
+    def test_a_manifest_that_is_not_text_is_made_again(self, small_corpus, tmp_path):
+        folder = shutil.copytree(small_corpus, tmp_path / "data")
+        (folder / "an4_train_manifest.csv").write_bytes(b"\xff\xfe")
+        result = prepare(*SMALL, "--out", folder)
+        assert result.returncode == 0, result.stderr
+        assert files_in(folder) == files_in(small_corpus)
 
     def test_the_shorter_corpus_is_the_beginning_of_the_longer(self, small_corpus, tmp_path):
         prepare("--synthetic", "--train-utterances", 2, "--test-utterances", 1, "--out", tmp_path)

@@ -1,0 +1,99 @@
+"""What a run does when its files cannot be written, and when two runs want the same folder."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from board import Board
+from corpora import PROJECT, SMALL
+from errors import UserError
+from run_layout import METRICS
+from run_log import RunLog, log, run_folder, start_logging
+
+EPOCH = {"epoch": 0, "loss": 1.0}
+
+
+def limited_to(size):
+    """Files of this process end there, as if the disk were full."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
+
+
+def train_with_files_up_to(size, corpus, run):
+    """Without MPI, whose shared memory counts as a file; None is no limit."""
+    arguments = [*SMALL, "--data-dir", corpus, "--run-dir", run, "--max-epochs", 3]
+    return subprocess.run(
+        [sys.executable, "LSTM/dl_trainer.py", *map(str, arguments)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=None if size is None else limited_to(size),
+    )
+
+
+@pytest.fixture(scope="module")
+def compiled(corpus, tmp_path_factory):
+    """The kernels are compiled and in numba's cache."""
+    assert train_with_files_up_to(None, corpus, tmp_path_factory.mktemp("compiled") / "run").returncode == 0
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("size", [800, 3_000, 20_000])
+def test_a_full_disk_ends_a_run_with_one_sentence(size, corpus, tmp_path):
+    """The sizes meet, in turn, config.json, the log and the models."""
+    result = train_with_files_up_to(size, corpus, tmp_path / "run")
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: cannot write ")
+    assert "File too large" in line
+
+
+def test_a_full_disk_ends_a_run_that_compiles_its_kernels_too(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    result = train_with_files_up_to(10_000, corpus, tmp_path / "run")
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines() == [
+        "error: the gradients could not be reduced: [Errno 27] File too large; is the disk full?"
+    ]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run(tmp_path):
+    """What is reported is the line that failed, and not the closing of the file, which fails too."""
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    start_logging()
+    with pytest.raises(UserError, match=r"train\.log: No space left"), RunLog(tmp_path, {}, 1):
+        log.info("a line")
+
+
+def test_without_room_for_tensorboard_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    board = Board(tmp_path)
+    board.scalar("loss", 1.0, 0)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board._writer, "write_event", full)
+    for step in range(50):
+        board.scalar("loss", 1.0, step)
+    board.close()
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_of_two_runs_told_the_same_folder_one_gets_it(tmp_path):
+    start_logging(speaks=False)
+    folder = tmp_path / "run"
+    with run_folder(folder, "") as first, run_folder(folder, "") as second, RunLog(first, {}, 1) as run:
+        run.epoch(**EPOCH)
+        with pytest.raises(UserError, match="run already holds a run"):
+            RunLog(second, {"other": True}, 1)
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {}
+    assert len((tmp_path / "run" / METRICS).read_text().splitlines()) == 1
