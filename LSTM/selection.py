@@ -8,20 +8,22 @@ import torch
 from exchange import counts_of_all
 from sparse import MAGNITUDE_BITS, bits_of, magnitude_of
 
-# The 31 bits of a magnitude, from the top, in three parts: (bits below the part, bits in the part).
+# The 31 bits of a magnitude, from the top, in parts: (bits below the part, bits in the part). On one rank, few passes
+# count; between ranks every bin is a word on the wire, and four small histograms are a twelfth of three large ones.
 RADIX_PARTS = ((19, 12), (7, 12), (0, 7))
+RADIX_PARTS_ON_THE_WIRE = ((23, 8), (15, 8), (7, 8), (0, 7))
 NUDGE = 1.01  # how a reused threshold follows the number of entries that passed it
 TOUCH = 16  # a reused threshold that lets through 16 times too many or too few is computed anew
 
 
-def kth_magnitude(histogram, k):
+def kth_magnitude(histogram, k, parts=RADIX_PARTS):
     """The bound of the k-th largest magnitude, and how many of the entries at it belong to the k largest.
 
     Descends from the top bits to the lowest. `histogram(shift, width, prefix)` counts the magnitudes that start with
     `prefix`; it may count over all ranks. Zeros are never chosen: with fewer than k non-zeros the answer is (0, 0).
     """
     prefix, wanted = 0, k
-    for shift, width in RADIX_PARTS:
+    for shift, width in parts:
         chosen, above = _bin_of_kth(histogram(shift, width, prefix), wanted)
         wanted -= above
         prefix = prefix << width | chosen
@@ -63,7 +65,7 @@ class GlobalExactTopK:
 
     def __call__(self, entries):
         """Returns what is kept of this rank's entries, and how many each rank keeps."""
-        bound, ties = kth_magnitude(partial(self._histogram_of_all, entries.values), self.k)
+        bound, ties = kth_magnitude(partial(self._histogram_of_all, entries.values), self.k, RADIX_PARTS_ON_THE_WIRE)
         above = self.ops.count_at_least(entries.values, bound + 1)
         equal = self.ops.count_at_least(entries.values, max(1, bound)) - above if ties else 0
         all_above, all_equal = counts_of_all(self.comm, above, equal)

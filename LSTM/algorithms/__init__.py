@@ -49,6 +49,6 @@ class Algorithm:
         raise NotImplementedError
 
     def sparse_reduction(self, sums, mine, delivered, returned=None):
-        """The `Reduction` for these sums over the ranks."""
-        mean = Sparse(sums.indices, sums.values / self.comm.size)
+        """The `Reduction` for these sums over the ranks, whose values become the mean in place."""
+        mean = Sparse(sums.indices, sums.values.div_(self.comm.size))
         return Reduction(mean, None, delivered, returned, mine.count, mean.count)
