@@ -11,6 +11,7 @@ residuals. Every rank returns the identical mean, bit for bit, and nothing is lo
 residuals is `size` times the mean.
 """
 
+import abc
 from dataclasses import dataclass
 
 import torch
@@ -38,15 +39,16 @@ class Reduction:
     selected_global: int = 0  # entries of the mean
 
 
-class Algorithm:
+class Algorithm(abc.ABC):
     """What the algorithms share: who talks, with which operations, about how many of how many elements."""
 
     def __init__(self, comm, ops, n, k, chooser, options):
         self.comm, self.ops, self.n, self.k = comm, ops, n, k
         self.chooser, self.options = chooser, options
 
+    @abc.abstractmethod
     def reduce(self, acc):
-        raise NotImplementedError
+        """From an `Accumulated` to a `Reduction`."""
 
     def sparse_reduction(self, sums, mine, delivered, returned=None):
         """The `Reduction` for these sums over the ranks, whose values become the mean in place."""
