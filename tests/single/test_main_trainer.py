@@ -360,7 +360,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", ["unknown value", "zero batch", "negative size", "batch too large"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "unknown value",
+        "zero batch",
+        "negative size",
+        "zero layers",
+        "density zero",
+        "density above one",
+        "batch too large",
+    ],
+)
 def test_wrong_options_are_refused_with_one_sentence_and_leave_no_run(case, corpus, tmp_path):
     arguments, parts = OPTIONS[case]
     refused(train(corpus, tmp_path / "runs" / "run", *arguments), *parts)
