@@ -12,7 +12,7 @@ from ranks import RANKS, findings_of
 from compression import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
-CASES_EACH = 23  # nasty kinds, sizes and the long run: a worker that ran fewer has not shown anything
+CASES_EACH = 22  # nasty kinds, sizes and the long run: a worker that ran fewer has not shown anything
 
 
 @cache

@@ -32,6 +32,11 @@ class Machine:
         self.add("mpiexec")
         self.python = self.add("python", f'exec "{sys.executable}" "$@"')
 
+    @property
+    def surroundings(self):
+        """The project may have an environment of its own here; the launcher would enter it."""
+        return {"venv": self.folder / "no environment"}
+
     def add(self, command, does="exit 99"):
         path = self.bin / command
         path.write_text(f"#!/usr/bin/env bash\n{does}\n")
@@ -45,7 +50,8 @@ class Machine:
         script = script if isinstance(script, Path) else PROJECT / "LSTM" / script
         return subprocess.run(
             ["bash", script, *map(str, arguments)],
-            env={"PATH": path or str(self.bin), **{name: str(value) for name, value in variables.items()}},
+            env={name: str(value) for name, value in {**self.surroundings, **variables}.items()}
+            | {"PATH": path or str(self.bin)},
             cwd=folder or self.folder,
             capture_output=True,
             text=True,
