@@ -216,7 +216,10 @@ class AllReducer:
                 signature.bind(*arguments)
             except TypeError:
                 continue
-            self._err_callback(*arguments)
+            try:
+                self._err_callback(*arguments)
+            except BaseException:  # whatever it does, the error that it was told of is the one that counts
+                log.exception("err_callback failed")
             return
         log.error("err_callback was not called: it takes neither an error, nor (ranks, rank), nor nothing")
 

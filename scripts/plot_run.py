@@ -81,7 +81,10 @@ def title_of(run):
         options = config["options"]
         size = f"{options['hidden_layers']} layers of {options['hidden_size']}"
         ranks = f"{config['ranks']} rank{'s' if config['ranks'] > 1 else ''} with batch {options['batch_size']}"
-        return f"{options['dnn']} on {options['dataset']}: {size}, {ranks}, lr {options['lr']:g}"
+        title = f"{options['dnn']} on {options['dataset']}: {size}, {ranks}, lr {options['lr']:g}"
+        if not options.get("compression"):
+            return title
+        return f"{title}\n{options['compressor']} at density {options['density']:g}"
     except (OSError, ValueError, KeyError, TypeError):
         return run.name
 
@@ -112,7 +115,7 @@ def draw(records, title):
         axes.set_xlim(0, 1.01 * max(when))
     for axes in (loss, validation):
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, loc="upper right")
+            axes.legend(frameon=False, loc="lower left" if axes is validation else "upper right")
     validation.set_xlabel("epochs")
     return figure
 
