@@ -63,14 +63,16 @@ _EPOCH = {
 @contextmanager
 def run_folder(path, name):
     """Make the folder of a run, `path` or a new runs/<name>/<time>; take it away again if nothing came into it."""
-    if path is None:
-        path = _unused(PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    path = Path(path).absolute()
+    chosen = path is not None
+    path = Path(path).absolute() if chosen else PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S")
     with writing(path):
-        taken = (path / METRICS).exists()
+        taken = chosen and (path / METRICS).exists()
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
     if taken:
         raise _taken(path)
+    if not chosen:
+        path = _unused(path)
+        new = [path, *(folder for folder in new if folder in path.parents)]
     try:
         yield make_folder(path)
     finally:

@@ -97,3 +97,19 @@ def test_of_two_runs_told_the_same_folder_one_gets_it(tmp_path):
             RunLog(second, {"other": True}, 1)
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == {}
     assert len((tmp_path / "run" / METRICS).read_text().splitlines()) == 1
+
+
+def test_a_default_folder_that_nothing_came_into_is_taken_away_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("run_log.PROJECT", tmp_path)
+    with run_folder(None, "name") as folder:
+        assert folder.parent == tmp_path / "runs" / "name"
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_default_folders_of_one_second_are_two(tmp_path, monkeypatch):
+    monkeypatch.setattr("run_log.PROJECT", tmp_path)
+    monkeypatch.setattr("run_log.time.strftime", lambda _: "now")
+    with run_folder(None, "name") as first, run_folder(None, "name") as second:
+        assert (first.name, second.name) == ("now", "now-2")
+    assert list(tmp_path.iterdir()) == []
