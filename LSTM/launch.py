@@ -2,8 +2,10 @@
 
 import os
 import sys
+import threading
 import traceback
 
+SECONDS_TO_BE_HEARD = 0.5
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 
 
@@ -20,11 +22,20 @@ def abort_all_ranks_on_uncaught_errors():
             previous(kind, error, trace)
             return
         sys.stderr.write(f"rank {MPI.COMM_WORLD.Get_rank()}: {''.join(traceback.format_exception(error))}")
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        end_all_ranks(1)
 
     hook.aborts_all_ranks = True
     sys.excepthook = hook
+
+
+def end_all_ranks(status):
+    """Abort the job, once the launcher has had time to pass on what was said: it drops what is still in its pipes."""
+    from mpi4py import MPI
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    threading.Event().wait(SECONDS_TO_BE_HEARD)
+    MPI.COMM_WORLD.Abort(status)
 
 
 def launched_ranks():

@@ -9,7 +9,7 @@ import torch
 
 from comm import Communicator, MPICommunicator
 from errors import INTERRUPTED_STATUS, USER_ERROR_STATUS, UserError
-from launch import abort_all_ranks_on_uncaught_errors, launched_ranks, ranks_that_mpi_does_not_see
+from launch import abort_all_ranks_on_uncaught_errors, end_all_ranks, launched_ranks, ranks_that_mpi_does_not_see
 
 LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yields by itself when cores are short
 YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
@@ -177,12 +177,12 @@ class MPIRanks(Ranks):
                 sys.stderr.write(f"error: {error if shared else f'on rank {self.rank}: {error}'}\n")
                 sys.stderr.flush()
             if not shared:
-                self._comm.Abort(USER_ERROR_STATUS)
+                end_all_ranks(USER_ERROR_STATUS)
             self._comm.Barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
             sys.exit(USER_ERROR_STATUS)
         except KeyboardInterrupt:
             if self.size > 1:
-                self._comm.Abort(INTERRUPTED_STATUS)
+                end_all_ranks(INTERRUPTED_STATUS)
             raise
 
     def share_cores(self):
