@@ -189,10 +189,6 @@ def ops_for(device):
     return CpuOps if torch.device(device).type == "cpu" else TorchOps
 
 
-def empty_sparse(device="cpu"):
-    return Sparse(torch.empty(0, dtype=torch.int32, device=device), torch.empty(0, device=device))
-
-
 def _empty(count):
     return np.empty(count, np.int32), np.empty(count, np.float32)
 

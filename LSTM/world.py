@@ -165,7 +165,7 @@ class MPIRanks(Ranks):
     def ending_together(self):
         """Whatever ends one rank ends the job, for the others would wait for it in their next collective.
 
-        Errors that are no UserErrors and go uncaught reach sys.excepthook, which does the same (comm.py).
+        Errors that are no UserErrors and go uncaught reach sys.excepthook, which does the same (launch.py).
         """
         try:
             yield
