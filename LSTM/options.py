@@ -72,6 +72,11 @@ class Options:
 def parse_options(arguments, description=None):
     """Command-line words to validated options. Nothing is opened but what must be looked for: folders and devices."""
     given = _parser(description).parse_args([_hyphenated(word) for word in arguments])
+    if given.resume or given.checkpoint_interval:
+        raise UserError(
+            "--resume and --checkpoint-interval are not offered yet, for nothing saves the residuals of a sparse run; "
+            "start from a run's last weights with --pretrain RUN/checkpoints/last.pt"
+        )
     dataset = given.dataset or DATASETS[given.dnn]
     if dataset != DATASETS[given.dnn]:
         raise UserError(f"--dnn {given.dnn} learns from --dataset {DATASETS[given.dnn]}, not from {dataset}")
@@ -245,6 +250,8 @@ def _parser(description):
     how("--noise-prob", type=probability, default=0.4, metavar="P", help="part of the utterances that get noise")
     how("--noise-level", type=non_negative_float, default=0.5, metavar="X", help="loudest noise, relative to speech")
     _add_reduction(parser.add_argument_group("over several ranks").add_argument)
+    for later in ("--resume", "--checkpoint-interval"):  # of the contract; `parse_options` says what to do instead
+        add(later, help=argparse.SUPPRESS)
     add("--run-dir", metavar="FOLDER", help="what the run leaves behind; by default runs/<name>/<time>")
     return parser
 

@@ -122,7 +122,7 @@ def stage_seconds(seconds, report):
     return {
         "data": seconds["data"],
         "forward": seconds["compute"] - seconds["backward"],
-        "backward": seconds["backward"] - report.t_merge,  # gradients are handed in as they appear
+        "backward": seconds["backward"],
         "merge": report.t_merge + report.t_inspect,
         "compression": report.t_select,
         "communication": report.t_comm - staged,
