@@ -3,18 +3,21 @@
 The magnitude of a float32 sorts like its bits without the sign, so every comparison here is one of integers: a
 *bound* is such a bit pattern. Large arrays are walked 64 elements at a time: one vector comparison gives a 64-bit mask
 of the elements that pass, and only those are visited. At a density of 2% that reads memory at nearly the speed of a
-bare copy. Every kernel runs without the GIL, so the reducer's thread does not stop the trainer's.
+bare copy. Every kernel runs without the GIL, so the reducer's thread does not stop the trainer's. Their types are
+written down, so they are compiled (or, the next time, read from the cache) on import, and no step waits for that.
 """
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint64
+from numba import float32, float64, int32, int64, njit, types, uint64, void
 from numba.extending import intrinsic
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
+
+floats, ints, counts = float32[::1], int32[::1], int64[::1]
 
 
 @intrinsic
@@ -55,7 +58,7 @@ def _set_bits(typingctx, word):
     return types.int64(types.uint64), codegen
 
 
-@njit(nogil=True, cache=True)
+@njit(uint64(floats, int64, int32), nogil=True, cache=True)
 def _group_at_least(values, start, bound):
     """The mask of the (at most 64) elements from `start` on whose magnitude bits are at least `bound`."""
     mask = uint64(0)
@@ -71,7 +74,7 @@ def _group_at_least(values, start, bound):
     return mask
 
 
-@njit(nogil=True, cache=True)
+@njit(int64(floats, floats, int32, ints, floats), nogil=True, cache=True)
 def accumulate(residual, gradient, bound, indices, values):
     """residual += gradient; gradient = 0; on the way collect what then reaches `bound`.
 
@@ -98,7 +101,7 @@ def accumulate(residual, gradient, bound, indices, values):
     return count if room >= 0 else -1
 
 
-@njit(nogil=True, cache=True)
+@njit(int64(floats, int32), nogil=True, cache=True)
 def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""
     count = 0
@@ -107,7 +110,7 @@ def count_at_least(array, bound):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(void(floats, int32, ints, floats), nogil=True, cache=True)
 def collect_at_least(array, bound, indices, values):
     """Write the entries whose magnitudes reach `bound`, in order, into arrays that have room for all of them."""
     count = 0
@@ -121,7 +124,7 @@ def collect_at_least(array, bound, indices, values):
             mask &= mask - uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@njit(int64(ints, floats, int32, int64, ints, floats), nogil=True, cache=True)
 def keep(indices, values, bound, ties, kept_indices, kept_values):
     """Copy the entries above `bound` and the first `ties` of those equal to it; returns how many that are."""
     bits = values.view(np.int32)
@@ -137,7 +140,7 @@ def keep(indices, values, bound, ties, kept_indices, kept_values):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(void(floats, int32, int32, int32, counts), nogil=True, cache=True)
 def histogram(values, shift, width, prefix, counts):
     """Count the magnitudes that start with `prefix` by their next `width` bits, which end above bit `shift`."""
     counts[:] = 0
@@ -150,7 +153,7 @@ def histogram(values, shift, width, prefix, counts):
             counts[(magnitude >> np.int32(shift)) & bin_mask] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(int64(ints, floats, counts, int64, int64, ints, floats), nogil=True, cache=True)
 def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     """Add up sorted lists (list p is starts[p]:starts[p+1]) over the region low:high, list after list.
 
@@ -186,7 +189,7 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(int64(ints, ints, ints), nogil=True, cache=True)
 def common(a, b, both):
     """The indices that stand in both sorted lists; `both` has room for one more than the shorter list."""
     i = j = count = 0
@@ -199,25 +202,25 @@ def common(a, b, both):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(void(floats, ints, floats), nogil=True, cache=True)
 def put(array, indices, values):
     for j in range(indices.size):
         array[indices[j]] = values[j]
 
 
-@njit(nogil=True, cache=True)
+@njit(void(floats, ints), nogil=True, cache=True)
 def put_zero(array, indices):
     for j in range(indices.size):
         array[indices[j]] = 0
 
 
-@njit(nogil=True, cache=True)
+@njit(void(floats, ints, floats), nogil=True, cache=True)
 def add(array, indices, values):
     for j in range(indices.size):
         array[indices[j]] += values[j]
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@njit(types.UniTuple(float64, 2)(floats), nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def moments(array):
     """The sum and the sum of squares, in float64: neither overflows, and they are finite only if every element is."""
     total, squares = 0.0, 0.0

@@ -65,7 +65,12 @@ class Lookahead(nn.Module):
 
 
 class LSTMAN4(nn.Module):
-    """Initialised as torch does by default. Sizes are options; the contract's model has five layers of 800."""
+    """Sizes are options; the contract's model has five layers of 800.
+
+    Initialised as torch does by default, but for the gain of the last norm: with it, what the scores are made of has
+    length 1 in each frame, however wide the layers are. At gain 1 that is sqrt(800), and so steep a loss, summed over
+    an utterance, that learning rate 0.01 ruins the weights in a dozen steps.
+    """
 
     def __init__(self, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
         super().__init__()
@@ -85,6 +90,7 @@ class LSTMAN4(nn.Module):
         self.layer_norms = nn.ModuleList([FrameNorm(hidden_size) for _ in sizes[1:]])
         self.lookahead = Lookahead(hidden_size)
         self.output_norm = FrameNorm(hidden_size)
+        nn.init.constant_(self.output_norm.weight, hidden_size**-0.5)
         self.output = nn.Linear(hidden_size, len(LABELS), bias=False)
 
     def forward(self, spectrograms, frames):
