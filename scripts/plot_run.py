@@ -1,6 +1,7 @@
 """Draw a run: python scripts/plot_run.py RUN [--out PNG]
 
-RUN is a run's folder, finished or still going. The picture shows loss, learning rate and validation against epochs.
+RUN is a run's folder, finished or still going. The picture shows loss, learning rate, validation and, of several ranks,
+what rank 0 sent, against epochs.
 """
 
 import json
@@ -15,7 +16,7 @@ from options import Parser
 from run_layout import CONFIG, METRICS
 
 # What is drawn of each kind of record: a number, or null (only `iter` and `epoch` must be whole numbers).
-DRAWN = {"iter": ("loss", "lr"), "val": ("loss", "wer", "cer", "perplexity")}
+DRAWN = {"iter": ("loss", "lr", "bytes_sent"), "val": ("loss", "wer", "cer", "perplexity")}
 COUNTED = {"iter": ("iter", "epoch"), "val": ("epoch",)}
 SMOOTHING = 25  # steps that the running mean of the loss covers
 INK, GREY, BLUE, RED, GREEN = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b", "#2e8b57"
@@ -96,11 +97,13 @@ def draw(records, title):
     from matplotlib import pyplot
 
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK})
-    figure, (loss, rate, validation) = pyplot.subplots(
-        3, 1, figsize=(8, 9), sharex=True, height_ratios=(5, 2, 4), layout="constrained"
+    steps = records["iter"]
+    sent = [(record.get("bytes_sent") or math.nan) / 1e3 for record in steps]  # on a logarithmic scale there is no 0
+    heights = (5, 2, 4) if all(map(math.isnan, sent)) else (5, 2, 4, 2)
+    figure, (loss, rate, validation, *traffic) = pyplot.subplots(
+        len(heights), 1, figsize=(8, 0.8 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
     )
     figure.suptitle(title, fontsize=12)
-    steps = records["iter"]
     per_epoch = _steps_per_epoch(steps)
     when = [(record["iter"] + 1) / per_epoch for record in steps]
     _draw_loss(loss, steps, when, records)
@@ -108,15 +111,19 @@ def draw(records, title):
     rate.set_ylabel("learning rate")
     rate.set_ylim(0, 1.1 * max((record["lr"] for record in steps if record["lr"]), default=1))
     _draw_validation(validation, records["val"])
-    for axes in (loss, rate, validation):
-        _shade_sparse_phase(axes, steps, when, per_epoch)
+    for axes in traffic:
+        axes.plot(when, sent, color=BLUE)
+        axes.set_yscale("log")
+        axes.set_ylabel("sent per step, kB")
+    for axes in (loss, rate, validation, *traffic):
+        _shade_sparse_phase(axes, steps, when, per_epoch, axes is loss)
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.set_xlim(0, 1.01 * max(when))
     for axes in (loss, validation):
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, loc="lower left" if axes is validation else "upper right")
-    validation.set_xlabel("epochs")
+            axes.legend(frameon=False, loc="best" if axes is validation else "upper right")
+    figure.axes[-1].set_xlabel("epochs")
     return figure
 
 
@@ -141,23 +148,22 @@ def _draw_validation(axes, tested):
     for key in keys:
         label, colour = names[key]
         values = [_or_nan(record.get(key)) for record in tested]
-        axes.plot(epochs, values, "o-", color=colour, label=label)
-        if values:
-            text = f"{values[-1]:.3f}" if key != "perplexity" else f"{values[-1]:.1f}"
-            axes.annotate(text, (epochs[-1], values[-1]), (0, 7), textcoords="offset points", ha="right", color=colour)
+        last = "" if not values else f", {values[-1]:.{1 if key == 'perplexity' else 3}f} at the end"
+        axes.plot(epochs, values, "o-", color=colour, label=label + last)
     axes.set_ylabel("error rate (validation)" if keys[0] == "wer" else "perplexity (validation)")
     axes.set_ylim(bottom=0)
     if not tested:
         axes.text(0.5, 0.5, "no validation yet", ha="center", va="center", transform=axes.transAxes, color=GREY)
 
 
-def _shade_sparse_phase(axes, steps, when, per_epoch):
+def _shade_sparse_phase(axes, steps, when, per_epoch, with_name):
     sparse = [moment for moment, record in zip(when, steps, strict=True) if record.get("phase") == "sparse"]
     if sparse:
         start = min(sparse) - 1 / per_epoch
         axes.axvspan(start, max(sparse), color=SPARSE_SHADE, zorder=0)
-        place = axes.get_xaxis_transform()  # epochs across, parts of the axes upwards
-        axes.text(start, 1.0, " sparse phase", va="bottom", color=INK, fontsize=8, transform=place)
+        if with_name:
+            place = axes.get_xaxis_transform()  # epochs across, parts of the axes upwards
+            axes.text(max(sparse), 1.0, "sparse phase", va="bottom", ha="right", color=INK, fontsize=8, transform=place)
 
 
 def _steps_per_epoch(steps):

@@ -94,3 +94,15 @@ def test_the_output_sees_twenty_frames_ahead_of_the_convolutions_and_no_further(
     seen = batch.grad.abs().sum(dim=(0, 1)).nonzero().max().item()
     # 20 frames of the halved rate, and what the two convolutions add: 5 frames each, the second at the halved rate
     assert seen == (20 + 5) * 2 + 5
+
+
+@pytest.mark.parametrize("width", [16, 128])
+def test_what_the_first_scores_are_made_of_has_length_1_at_any_width(width):
+    torch.manual_seed(3)
+    net = LSTMAN4(hidden_size=width, hidden_layers=2)
+    seen = []
+    net.output.register_forward_pre_hook(lambda _, features: seen.append(features[0]))
+    _, frames = net(spectrograms(), FRAMES)
+    inside = torch.arange(len(seen[0]))[:, None] < frames  # time x utterances
+    squares = seen[0].square().sum(-1)[inside]
+    assert squares.mean().item() == pytest.approx(1, rel=0.05)

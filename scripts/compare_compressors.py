@@ -1,0 +1,209 @@
+"""Train with each compressor from the same seeds, and put what came of it side by side: a table and a picture.
+
+    python scripts/compare_compressors.py --compressors dense oktopk --epochs 20 --seeds 0 1 2
+    python scripts/compare_compressors.py --epochs 12 [-- options of LSTM/main_trainer.py]
+
+The runs are those of exp_configs/quickstart.conf, with the warm-up of --warmup-iters steps. They lie in --out, a folder
+for each; one that is there already and went far enough is read and not repeated, so a comparison that was broken off is
+taken up by the same command. Of a longer run, what it had after --epochs is compared.
+"""
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import _project
+from compression import compressors
+from errors import UserError, ends_with_user_error
+from files import atomic_write, make_folder
+from options import Parser, compressor_name, natural, positive_int
+from plot_run import read_metrics
+from run_layout import CONFIG, LOG
+
+JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
+VAL_INTERVAL = 4  # epochs: 12 and 20 are among those that are validated
+UNFINISHED = ".unfinished"
+TABLE, PICTURE = "comparison.md", "comparison.png"
+
+
+class Outcome(NamedTuple):
+    """What a run had reached after so many epochs."""
+
+    validations: list  # (epoch, WER, CER, loss), epochs counted from 1
+    selected: float | None  # entries of the result, in units of k; None where nothing was sparse
+    sent: float  # bytes of a step that rank 0 sent, in the run's last phase
+
+
+@ends_with_user_error
+def main():
+    given = _parser().parse_args()
+    names = list(dict.fromkeys(given.compressors))
+    out = make_folder(Path(given.out).absolute())
+    words = ["--val-interval", VAL_INTERVAL, "--warmup-iters", given.warmup_iters, *given.options]
+    outcomes = {name: [] for name in names}
+    for seed in dict.fromkeys(given.seeds):  # all compressors of one seed first: that is a comparison already
+        for name in names:
+            run = find_run(out, name, seed, given.epochs, words) or train(out, name, seed, given.epochs, words)
+            outcome = read_outcome(run, given.epochs)
+            epoch, wer, cer, loss = outcome.validations[-1]
+            print(f"{name}, seed {seed}, {epoch} epochs: WER {wer:.3f}, CER {cer:.3f}, loss {loss:.2f}", flush=True)
+            outcomes[name].append(outcome)
+    table = "\n".join(rows(outcomes)) + "\n"
+    with atomic_write(out / TABLE) as file:
+        file.write(table)
+    figure = draw(outcomes)
+    with atomic_write(out / PICTURE, "wb") as file:
+        figure.savefig(file, format="png", dpi=150)
+    print(f"\n{table}\n{out / TABLE}\n{out / PICTURE}")
+
+
+# ---- runs
+
+
+def find_run(out, name, seed, epochs, words):
+    """The folder of a finished run of at least so many epochs with these options; None if there is none."""
+    found = []
+    for folder in out.glob(f"{name}-seed{seed}-*epochs"):
+        went = re.fullmatch(r".*-(\d+)epochs", folder.name)
+        if went and (int(went[1]) == epochs or (int(went[1]) > epochs and epochs % VAL_INTERVAL == 0)):
+            found.append((int(went[1]), folder))
+    if not found:
+        return None
+    went, folder = min(found)
+    wanted = _words(seed, went, words)
+    if wanted != _last_words(folder, len(wanted)):
+        raise UserError(f"{folder} holds a run with other options than this comparison's; choose another --out")
+    return folder
+
+
+def _words(seed, epochs, words):
+    return [str(word) for word in ("--seed", seed, *words, "--max-epochs", epochs)]
+
+
+def _last_words(folder, count):
+    """So many of the run's command, but for its folder."""
+    try:
+        command = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} is no run that finished here; remove it or choose another --out") from None
+    return command[-2 - count : -2]
+
+
+def train(out, name, seed, epochs, words):
+    """Run the job script, so that this works wherever that does. The folder has its name once the run is finished."""
+    folder = out / f"{name}-seed{seed}-{epochs}epochs"
+    unfinished = folder.with_name(folder.name + UNFINISHED)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    print(f"{name}, seed {seed}: training for {epochs} epochs (log: {unfinished / LOG})", flush=True)
+    command = ["bash", JOB_SCRIPT, *_words(seed, epochs, words), "--run-dir", unfinished]
+    surroundings = {**os.environ, **_own_python(), "config": "quickstart", "compressor": name}
+    started = time.perf_counter()
+    status = subprocess.run(command, env=surroundings, stdout=subprocess.DEVNULL).returncode
+    if status != 0:
+        raise UserError(
+            f"{name}, seed {seed}: the run ended with status {status} after {time.perf_counter() - started:.0f} s; "
+            "finished runs are kept, so the same command goes on from here"
+        )
+    unfinished.rename(folder)
+    return folder
+
+
+def _own_python():
+    """The job script enters an environment if none is active; the one that this runs in counts as active."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return {"PATH": path, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", sys.prefix)}
+
+
+def read_outcome(run, epochs):
+    records = read_metrics(run)
+    validations = [
+        (record["epoch"] + 1, record["wer"], record["cer"], record["loss"])
+        for record in records["val"]
+        if record["epoch"] < epochs
+    ]
+    if not validations or validations[-1][0] != epochs:
+        raise UserError(f"{run} was not validated after {epochs} epochs; remove it or choose another --out")
+    steps = [record for record in records["iter"] if record["epoch"] < epochs]
+    last = [record for record in steps if record["phase"] == steps[-1]["phase"]]
+    return Outcome(
+        validations,
+        statistics.mean(r["selected_global"] / r["target_k"] for r in last) if last[0]["target_k"] else None,
+        statistics.mean(r["bytes_sent"] for r in last),
+    )
+
+
+# ---- table and picture
+
+
+def rows(outcomes):
+    """Markdown. Of several seeds: the mean, and from the lowest to the highest."""
+    yield "| compressor | seeds | WER | CER | loss | entries of the result / k | sent per step, kB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, runs in outcomes.items():
+        _, wers, cers, losses = zip(*(run.validations[-1] for run in runs), strict=True)
+        selected = [run.selected for run in runs if run.selected is not None]
+        cells = (
+            f"`{name}`",
+            str(len(runs)),
+            _spread(wers),
+            _spread(cers),
+            f"{statistics.mean(losses):.2f}",
+            f"{statistics.mean(selected):.2f}" if selected else "",
+            f"{statistics.mean(run.sent for run in runs) / 1e3:.0f}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _spread(values):
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
+
+
+def draw(outcomes):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    colours = pyplot.get_cmap("tab10").colors
+    for place, (name, runs) in enumerate(outcomes.items()):
+        curves = [[wer for _, wer, _, _ in run.validations] for run in runs]
+        epochs = [epoch for epoch, *_ in runs[0].validations]
+        colour = colours[place % len(colours)]
+        axes.plot(epochs, [statistics.mean(wers) for wers in zip(*curves, strict=True)], "o-", color=colour, label=name)
+        if len(curves) > 1:
+            lowest, highest = (list(map(of, zip(*curves, strict=True))) for of in (min, max))
+            axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("WER (validation)")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _parser():
+    parser = Parser(description="Train with each compressor from the same seeds, and compare what came of it.")
+    add = parser.add_argument
+    every = ["dense", *(name for name, it in compressors.items() if it.is_sparse and it.name == name)]
+    add("--compressors", nargs="+", type=compressor_name, default=every, metavar="NAME", help="in the table's order")
+    add("--epochs", type=positive_int, default=12, metavar="N", help="that each run trains")
+    add("--seeds", nargs="+", type=natural, default=[0], metavar="N", help="each compressor runs once with each")
+    add("--warmup-iters", type=natural, default=128, metavar="N", help="dense steps before the first sparse one")
+    add("--out", default=str(_project.ROOT / "runs" / "compare"), metavar="FOLDER", help="where the runs lie")
+    add("options", nargs="*", default=[], metavar="-- OPTION", help="more options of LSTM/main_trainer.py")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

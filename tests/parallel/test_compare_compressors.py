@@ -1,0 +1,101 @@
+"""scripts/compare_compressors.py: real runs of a tiny model on two ranks, compared, broken off, taken up again."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from compare_compressors import Outcome, find_run, read_outcome, rows
+from corpora import make_corpus, run_program
+from errors import UserError
+
+PROGRAM = "scripts/compare_compressors.py"
+NAMES = ("dense", "oktopk")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"), train=16, val=3)
+
+
+def compare(out, corpus, *more, environment=None):
+    words = ["--compressors", *NAMES, "--epochs", 2, "--warmup-iters", 1, "--out", out, *more]
+    small = ("--hidden-size", 16, "--hidden-layers", 2, "--batch-size", 4, "--data-dir", corpus)
+    return run_program(PROGRAM, *words, "--", *small, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def comparison(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison")
+    return out, compare(out, corpus)
+
+
+def test_every_compressor_is_trained_and_has_its_row(comparison):
+    out, done = comparison
+    assert done.returncode == 0, done.stderr
+    table = (out / "comparison.md").read_text()
+    assert table in done.stdout
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["`dense`", "`oktopk`"]
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    for name in NAMES:
+        config = json.loads((out / f"{name}-seed0-2epochs" / "config.json").read_text())
+        assert (config["options"]["compressor"], config["options"]["warmup_iters"], config["ranks"]) == (name, 1, 2)
+
+
+def test_what_is_there_is_not_trained_again(comparison, corpus, tmp_path):
+    out, first = comparison
+    no_bash = tmp_path / "bash"
+    no_bash.write_text("#!/bin/sh\nexit 7\n")
+    no_bash.chmod(0o755)
+    again = compare(out, corpus, environment={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-9:] == first.stdout.splitlines()[-9:]
+
+
+def test_a_run_that_fails_ends_the_comparison_and_keeps_what_is_finished(corpus, tmp_path):
+    done = compare(tmp_path / "out", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: dense, seed 0: the run ended with status 2")
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_with_other_options_are_not_mixed(comparison, corpus):
+    out, _ = comparison
+    done = compare(out, corpus, "--warmup-iters", 2)
+    assert done.returncode == 2
+    assert "other options" in done.stderr
+
+
+def test_a_longer_run_serves_where_it_was_validated(tmp_path):
+    for epochs in (6, 8, 20):
+        folder = tmp_path / f"oktopk-seed1-{epochs}epochs"
+        folder.mkdir()
+        words = ["main_trainer.py", "--seed", "1", "--max-epochs", str(epochs), "--run-dir", "somewhere"]
+        (folder / "config.json").write_text(json.dumps({"command": words}))
+    assert find_run(tmp_path, "oktopk", 1, 4, []).name == "oktopk-seed1-6epochs"
+    assert find_run(tmp_path, "oktopk", 1, 12, []).name == "oktopk-seed1-20epochs"
+    assert find_run(tmp_path, "oktopk", 1, 7, []) is None  # no run of more epochs was validated after the seventh
+    assert find_run(tmp_path, "oktopk", 2, 4, []) is None
+    (tmp_path / "topkA-seed1-4epochs").mkdir()
+    with pytest.raises(UserError, match="no run that finished"):
+        find_run(tmp_path, "topkA", 1, 4, [])
+
+
+def test_of_a_longer_run_its_first_epochs_count(comparison):
+    out, _ = comparison
+    run = Path(out) / "oktopk-seed0-2epochs"
+    both, first = read_outcome(run, 2), read_outcome(run, 1)
+    assert [epoch for epoch, *_ in both.validations] == [1, 2]
+    assert first.validations == both.validations[:1]
+    assert both.selected == pytest.approx(1)
+    assert 0 < both.sent < first.sent * 10
+    with pytest.raises(UserError, match="not validated after 3 epochs"):
+        read_outcome(run, 3)
+
+
+def test_a_row_holds_the_mean_over_seeds_and_their_spread():
+    runs = [Outcome([(4, wer, wer / 2, 3.0)], 1.0, 2000.0) for wer in (0.2, 0.4)]
+    row = list(rows({"gtopk": runs}))[-1]
+    assert row == "| `gtopk` | 2 | 0.300 (0.200 to 0.400) | 0.150 (0.100 to 0.200) | 3.00 | 1.00 | 2 |"
