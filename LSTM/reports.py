@@ -49,8 +49,10 @@ def so_many_ranks(count):
 
 def announce_plan(log, plan, options, ranks):
     log.info(
-        "%s, batches of %d: %d steps an epoch, %d steps in %d epochs",
+        "%s x batch %d%s = %d a step: %d steps an epoch, %d steps in %d epochs",
         so_many_ranks(ranks.size),
+        options.batch_size,
+        f" x {options.nsteps_update} batches" if options.nsteps_update > 1 else "",
         options.batch_size * options.nsteps_update * ranks.size,
         plan.steps_per_epoch,
         plan.steps,

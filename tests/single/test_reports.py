@@ -41,7 +41,10 @@ def test_the_missions_run_becomes_sparse_for_its_last_twelve_steps(options, capl
     assert (made.steps, made.dense, made.sparse, made.start) == (140, 128, 12, (9, 2))
     said = announced(options, 14, caplog)
     assert not [record for record in said if record.levelname == "WARNING"]
+    assert "8 ranks x batch 8 = 64 a step: 14 steps an epoch, 140 steps in 10 epochs" in caplog.text
     assert "takes over at step 128, which is step 2 of epoch 9: the last 12 steps are sparse" in caplog.text
+    announced(replace(options, nsteps_update=2), 7, caplog)
+    assert "8 ranks x batch 8 x 2 batches = 128 a step" in caplog.text
 
 
 @pytest.mark.parametrize(("epochs", "too_short"), [(9, True), (10, False)])
