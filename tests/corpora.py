@@ -9,6 +9,7 @@ import numpy as np
 import soundfile
 
 PROJECT = Path(__file__).resolve().parent.parent
+TRAINER = "LSTM/main_trainer.py"
 SMALL = ("--hidden-size", "16", "--hidden-layers", "2", "--batch-size", "4", "--device", "cpu")
 WORDS = ("GO", "STOP", "YES", "NO", "ONE TWO", "A B", "ENTER")
 
@@ -55,3 +56,8 @@ def run_program(program, *arguments, cwd=PROJECT, environment=None, timeout=120)
         text=True,
         timeout=timeout,
     )
+
+
+def train(corpus, run, *more, **settings):
+    """Run main_trainer.py, with a small model, in one process."""
+    return run_program(TRAINER, *SMALL, "--data-dir", corpus, "--run-dir", run, *more, **settings)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from corpora import make_corpus, make_text
+from corpora import make_corpus, make_text, train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +18,12 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def text_corpus(tmp_path_factory):
     return make_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def finished(corpus, tmp_path_factory):
+    """A run of two epochs and what it said."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    result = train(corpus, run, "--max-epochs", "2")
+    assert result.returncode == 0, result.stderr
+    return run, result
