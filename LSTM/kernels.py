@@ -20,6 +20,18 @@ BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, ins
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
 
 
+def _compiled(signature, **options):
+    """Decorate a kernel: compiled for the machine and cached; where nothing can be cached, compiled by each process."""
+
+    def compile_now(kernel):
+        try:
+            return njit(signature, nogil=True, cache=True, **options)(kernel)
+        except (OSError, RuntimeError):  # the disk is full; no folder can be written
+            return njit(signature, nogil=True, **options)(kernel)
+
+    return compile_now
+
+
 @intrinsic
 def _lanes_at_least(typingctx, address, bound):
     """A bit for each of the 16 float32 at `address` whose magnitude bits are at least `bound`."""
@@ -58,7 +70,7 @@ def _set_bits(typingctx, word):
     return types.int64(types.uint64), codegen
 
 
-@njit(uint64(floats, int64, int32), nogil=True, cache=True)
+@_compiled(uint64(floats, int64, int32))
 def _group_at_least(values, start, bound):
     """The mask of the (at most 64) elements from `start` on whose magnitude bits are at least `bound`."""
     mask = uint64(0)
@@ -74,7 +86,7 @@ def _group_at_least(values, start, bound):
     return mask
 
 
-@njit(int64(floats, floats, int32, ints, floats), nogil=True, cache=True)
+@_compiled(int64(floats, floats, int32, ints, floats))
 def accumulate(residual, gradient, bound, indices, values):
     """residual += gradient; gradient = 0; on the way collect what then reaches `bound`.
 
@@ -101,7 +113,7 @@ def accumulate(residual, gradient, bound, indices, values):
     return count if room >= 0 else -1
 
 
-@njit(int64(floats, int32), nogil=True, cache=True)
+@_compiled(int64(floats, int32))
 def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""
     count = 0
@@ -110,7 +122,7 @@ def count_at_least(array, bound):
     return count
 
 
-@njit(void(floats, int32, ints, floats), nogil=True, cache=True)
+@_compiled(void(floats, int32, ints, floats))
 def collect_at_least(array, bound, indices, values):
     """Write the entries whose magnitudes reach `bound`, in order, into arrays that have room for all of them."""
     count = 0
@@ -124,7 +136,7 @@ def collect_at_least(array, bound, indices, values):
             mask &= mask - uint64(1)
 
 
-@njit(int64(ints, floats, int32, int64, ints, floats), nogil=True, cache=True)
+@_compiled(int64(ints, floats, int32, int64, ints, floats))
 def keep(indices, values, bound, ties, kept_indices, kept_values):
     """Copy the entries above `bound` and the first `ties` of those equal to it; returns how many that are."""
     bits = values.view(np.int32)
@@ -140,7 +152,7 @@ def keep(indices, values, bound, ties, kept_indices, kept_values):
     return count
 
 
-@njit(void(floats, int32, int32, int32, counts), nogil=True, cache=True)
+@_compiled(void(floats, int32, int32, int32, counts))
 def histogram(values, shift, width, prefix, counts):
     """Count the magnitudes that start with `prefix` by their next `width` bits, which end above bit `shift`."""
     counts[:] = 0
@@ -153,7 +165,7 @@ def histogram(values, shift, width, prefix, counts):
             counts[(magnitude >> np.int32(shift)) & bin_mask] += 1
 
 
-@njit(int64(ints, floats, counts, int64, int64, ints, floats), nogil=True, cache=True)
+@_compiled(int64(ints, floats, counts, int64, int64, ints, floats))
 def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     """Add up sorted lists (list p is starts[p]:starts[p+1]) over the region low:high, list after list.
 
@@ -189,7 +201,7 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     return count
 
 
-@njit(int64(ints, ints, ints), nogil=True, cache=True)
+@_compiled(int64(ints, ints, ints))
 def common(a, b, both):
     """The indices that stand in both sorted lists; `both` has room for one more than the shorter list."""
     i = j = count = 0
@@ -202,25 +214,25 @@ def common(a, b, both):
     return count
 
 
-@njit(void(floats, ints, floats), nogil=True, cache=True)
+@_compiled(void(floats, ints, floats))
 def put(array, indices, values):
     for j in range(indices.size):
         array[indices[j]] = values[j]
 
 
-@njit(void(floats, ints), nogil=True, cache=True)
+@_compiled(void(floats, ints))
 def put_zero(array, indices):
     for j in range(indices.size):
         array[indices[j]] = 0
 
 
-@njit(void(floats, ints, floats), nogil=True, cache=True)
+@_compiled(void(floats, ints, floats))
 def add(array, indices, values):
     for j in range(indices.size):
         array[indices[j]] += values[j]
 
 
-@njit(types.UniTuple(float64, 2)(floats), nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@_compiled(types.UniTuple(float64, 2)(floats), fastmath={"reassoc", "contract"})
 def moments(array):
     """The sum and the sum of squares, in float64: neither overflows, and they are finite only if every element is."""
     total, squares = 0.0, 0.0

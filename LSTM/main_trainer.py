@@ -168,8 +168,6 @@ def train_step(trainer, optimizer, options):
     except ReducerError as error:
         if isinstance(error.__cause__, FloatingPointError):  # all ranks have agreed on it
             raise SharedError(str(error.__cause__)) from error
-        if isinstance(error.__cause__, OSError):  # numba keeps its compiled kernels on disk
-            raise UserError(f"the gradients could not be reduced: {error.__cause__}; is the disk full?") from error
         raise
     trainer.update_model()
     report = optimizer.reducer.last_step
