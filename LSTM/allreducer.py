@@ -42,6 +42,7 @@ MAX_SKIPS_IN_A_ROW = 10
 BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
 STOP, DONE = "STOP", "DONE"
 INT32_LIMIT = 2**31 - 1
+FLOAT32_LIMIT = torch.finfo(torch.float32).max
 EXIT_PATIENCE = 5.0  # seconds that the interpreter's exit waits for a reducer's thread
 
 _running = weakref.WeakKeyDictionary()  # thread -> its queue of names
@@ -66,8 +67,9 @@ class AllReducer:
     threads, and merging needs no timings. Options beyond `trainer` are keyword-only.
 
     `momentum` above 0 is Deep Gradient Compression's momentum correction: each rank accumulates its own velocity and
-    reduces that in place of the gradient, for an optimizer without momentum. While dense, their mean is the velocity
-    that the optimizer would have had. What a sparse reduction delivers is cleared from the velocity too (DGC, 3.3).
+    reduces that in place of the gradient, for an optimizer without momentum. While dense, their mean is what the
+    optimizer would have stepped by, `nesterov` or not. What a sparse reduction delivers is cleared from the velocity
+    too (DGC, 3.3).
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class AllReducer:
         region_period=64,
         merge_size=None,
         momentum=0.0,
+        nesterov=False,
         communicator=None,
     ):
         self._options = ReductionOptions(density, sigma_scale, threshold, threshold_period, region_period)
@@ -108,11 +111,12 @@ class AllReducer:
         self._sparse = sparse and self._compressor.is_sparse
         self._warmup_iters = warmup_iters
         self._norm_clip = norm_clip
-        self._momentum = momentum
+        self._momentum, self._nesterov = momentum, nesterov
         self._err_callback = err_callback
         self._writer = writer
         trainable = [(name, p) for name, p in named_parameters if p.requires_grad]
         self._merged = merge(trainable, merge_size)
+        self._unchecked = [parameter for _, parameter in trainable]
         self._dtypes = {name: parameter.dtype for name, parameter in trainable}
         self._owns_communicator = not isinstance(communicator, Communicator)
         self.communicator = MeasuredCommunicator(
@@ -130,7 +134,7 @@ class AllReducer:
         self._skips_in_a_row = 0
         self._said = set()
         shapes = [(name, tuple(parameter.shape)) for name, parameter in trainable]
-        settings = (self._compressor.name, self._sparse, warmup_iters, norm_clip, merge_size, momentum)
+        settings = (self._compressor.name, self._sparse, warmup_iters, norm_clip, merge_size, momentum, nesterov)
         self._agree_on((shapes, self._options, settings))
 
     # The contract's names: what a training loop calls.
@@ -140,6 +144,10 @@ class AllReducer:
 
     def size(self):
         return self.communicator.size
+
+    @property
+    def has_momentum(self):
+        return self._momentum > 0
 
     def get_current_density(self):
         """The share of the gradient that the next reduction lets through: 1 as long as it is dense."""
@@ -225,16 +233,35 @@ class AllReducer:
 
     def _agree_on(self, settings):
         """Ranks that would reduce different things must not begin."""
-        digest = int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:7], "big")
-        digests = self.communicator.allgather(torch.tensor([digest]))[:, 0].tolist()
-        other = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
+        other = self._rank_with_another(hashlib.sha256(repr(settings).encode()))
         if other is not None:
             raise ValueError(
                 f"rank {other} and rank 0 have different parameters (names, shapes or their order) or different "
                 "options for the reducer: give all ranks the same"
             )
 
+    def _warn_of_other_parameters(self):
+        """Before the first step, for a loop may share them after it has made its reducer."""
+        digest = hashlib.sha256()
+        for parameter in self._unchecked:
+            digest.update(parameter.detach().reshape(-1).view(torch.uint8).cpu().numpy())
+        self._unchecked = []
+        other = self._rank_with_another(digest)
+        if other is not None and self.rank() == 0:
+            log.warning(
+                f"rank {other} starts with other values of the parameters than rank 0, and they will never agree: "
+                "give all ranks the same seed, or broadcast rank 0's parameters before the first step"
+            )
+
+    def _rank_with_another(self, digest):
+        """The first rank whose digest is not rank 0's; None if all have the same."""
+        mine = torch.tensor([int.from_bytes(digest.digest()[:7], "big")])
+        digests = self.communicator.allgather(mine)[:, 0].tolist()
+        return next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
+
     def _step(self):
+        if self._unchecked:
+            self._warn_of_other_parameters()
         report, self._report = self._report, StepReport()
         traffic_before, staging_before = self.communicator.total(), self.communicator.staging
         with torch.no_grad():
@@ -250,14 +277,17 @@ class AllReducer:
         self.last_step = report
 
     def _agree_that_gradients_are_finite(self, report):
-        """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts."""
+        """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts.
+
+        One that is so long that the sum over the ranks could leave float32 is as good as not finite.
+        """
         start = time.perf_counter()
         squares = sum(ops_for(merged.gradient.device).moments(merged.gradient)[1] for merged in self._merged)
-        report.grad_norm = math.sqrt(squares)
-        if self._norm_clip is not None and math.isfinite(squares):
-            self._clip(report.grad_norm)
+        report.grad_norm = norm = math.sqrt(squares)
+        if self._norm_clip is not None and math.isfinite(norm):
+            norm = self._clip(norm)
         report.t_inspect = time.perf_counter() - start
-        broken = torch.tensor([0 if math.isfinite(squares) else 1])
+        broken = torch.tensor([0 if norm * self.size() < FLOAT32_LIMIT else 1])  # NaN is below nothing
         self._timed_allreduce(broken, report)
         if not broken.item():
             self._skips_in_a_row = 0
@@ -276,9 +306,11 @@ class AllReducer:
         if norm > limit:
             for merged in self._merged:
                 merged.gradient.mul_(limit / norm)
+        return min(norm, limit)
 
     def _skip(self, report):
         report.skipped = True
+        report.phase = "sparse" if any(map(self._is_sparse_now, self._merged)) else "dense"
         self.zero_gradients()
         self.skipped_steps += 1
         self._skips_in_a_row += 1
@@ -299,7 +331,7 @@ class AllReducer:
         report.elements += merged.size
         if self._momentum:
             start = time.perf_counter()
-            merged.gather_momentum(self._momentum)
+            merged.gather_momentum(self._momentum, self._nesterov)
             report.t_inspect += time.perf_counter() - start
         if self._is_sparse_now(merged):
             self._reduce_sparse(merged, report)

@@ -28,7 +28,10 @@ class _Distributed:
         self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self._synchronized = False
         self.local = False  # True: a step takes this rank's gradients as they are
+        waiting = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         self.zero_grad()
+        for name, gradient in waiting.items():
+            self._named[name].grad = gradient
         self._thread = threading.Thread(target=reducer.run, name="reducer", daemon=True)
         self._thread.start()
 
@@ -38,6 +41,7 @@ class _Distributed:
         The reduction begins here and not in backward: whether a gradient is finite, and how long it is, are
         properties of the whole, and until here backward may add to it as often as it likes.
         """
+        self._follow_wrapped()
         self._check_parameters()
         for name, parameter in self._named.items():
             view = self._reducer.view(name)
@@ -45,9 +49,25 @@ class _Distributed:
         for name in self._named:
             self._reducer.msg_queue.put(name)
         self._reducer.msg_queue2.get()
-        for name, parameter in self._named.items():
-            parameter.grad = self._reducer.get_result(name)
+        for name, parameter in self._named.items():  # one that was frozen meanwhile has no gradient, as in torch
+            parameter.grad = self._reducer.get_result(name) if parameter.requires_grad else None
         self._synchronized = True
+
+    def load_state_dict(self, state_dict):
+        """Torch puts new groups and a new state in place of the old; the wrapped optimizer's users see them too."""
+        super().load_state_dict(state_dict)
+        self._wrapped.state, self._wrapped.param_groups = self.state, self.param_groups
+        self._leave_momentum_to_reducer()
+
+    def _follow_wrapped(self):
+        """The wrapped optimizer may have loaded a state itself."""
+        if self._wrapped.param_groups is not self.param_groups:
+            self.state, self.param_groups = self._wrapped.state, self._wrapped.param_groups
+            self._leave_momentum_to_reducer()
+
+    def _leave_momentum_to_reducer(self):
+        if self._reducer.has_momentum:
+            _drop_momentum(self.param_groups)
 
     def _check_parameters(self):
         """What the optimizer steps and the reducer does not know would drift apart between the ranks."""
@@ -84,9 +104,10 @@ class _Distributed:
 
     def zero_grad(self, set_to_none=True):
         """Zero the gradients in place: they stay in the merged buffer, whatever `set_to_none` says."""
+        self._synchronized = False
         self._reducer.zero_gradients()
         for name, parameter in self._named.items():
-            in_buffer = parameter.dtype == torch.float32
+            in_buffer = parameter.dtype == torch.float32 and parameter.requires_grad
             parameter.grad = self._reducer.view(name) if in_buffer else None
 
     def set_trainer(self, trainer):
@@ -133,9 +154,11 @@ def DistributedOptimizer(
 
     `options` are the keyword-only options of `AllReducer`. With `momentum_correction` the optimizer's momentum moves
     into the reducer, where it is accumulated before compression.
+
+    Every parameter has a gradient here, of zeros if no rank made one: such a one's momentum and decay go on.
     """
     if momentum_correction:
-        options["momentum"] = _take_momentum(optimizer)
+        options["momentum"], options["nesterov"] = _take_momentum(optimizer)
     if named_parameters is None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         named_parameters = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
@@ -164,10 +187,18 @@ def DistributedOptimizer(
 
 
 def _take_momentum(optimizer):
-    """The optimizer's momentum; it steps without from now on."""
-    factors = {group.get("momentum", 0) for group in optimizer.param_groups}
-    if len(factors) != 1 or 0 in factors:
-        raise ValueError(f"momentum correction needs an optimizer with one momentum above 0, found {sorted(factors)}")
-    for group in optimizer.param_groups:
+    """The optimizer's momentum, and whether it is Nesterov's; it steps without from now on."""
+    kinds = {(group.get("momentum", 0), group.get("nesterov", False)) for group in optimizer.param_groups}
+    if len(kinds) != 1 or next(iter(kinds))[0] == 0:
+        found = sorted({factor for factor, _ in kinds})
+        raise ValueError(f"momentum correction needs an optimizer with one momentum above 0, found {found}")
+    for name in ("weight_decay", "dampening"):
+        if any(group.get(name, 0) for group in optimizer.param_groups):
+            raise ValueError(f"momentum correction knows no {name}, which would act outside the momentum: set it to 0")
+    _drop_momentum(optimizer.param_groups)
+    return kinds.pop()
+
+
+def _drop_momentum(groups):
+    for group in groups:
         group.update(momentum=0.0, nesterov=False)
-    return factors.pop()

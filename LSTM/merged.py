@@ -29,12 +29,15 @@ class MergedGradient:
     def size(self):
         return self.gradient.numel()
 
-    def gather_momentum(self, momentum):
-        """velocity = momentum * velocity + gradient, and the gradient becomes the velocity."""
+    def gather_momentum(self, momentum, nesterov):
+        """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
         if self.velocity is None:
             self.velocity = zeros(self.size, self.gradient.device)
         self.velocity.mul_(momentum).add_(self.gradient)
-        self.gradient.copy_(self.velocity)
+        if nesterov:
+            self.gradient.add_(self.velocity, alpha=momentum)
+        else:
+            self.gradient.copy_(self.velocity)
 
 
 def zeros(count, device):
@@ -53,6 +56,9 @@ def merge(named_parameters, merge_size=None):
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"two parameters are called {twice!r}: give each a name of its own, by a prefix for example")
+    complex_one = next((name for name, parameter in named_parameters if parameter.is_complex()), None)
+    if complex_one is not None:
+        raise ValueError(f"{complex_one} is complex, and gradients are reduced as real: use its view_as_real instead")
     if not any(parameter.numel() for _, parameter in named_parameters):
         raise ValueError("there is nothing to reduce: no parameter with elements requires a gradient")
     groups, size = [[]], 0

@@ -197,11 +197,24 @@ def test_an_err_callback_of_any_kind_does_not_hang_the_loop(loop, broken):
 
 
 def test_a_sum_beyond_float32_is_an_error(loop):
-    one = loop({"w": 8}, warmup_iters=0)
-    huge = torch.full((8,), 3e38)
-    one.step(w=huge)
+    one = loop({"w": 2}, density=0.5, warmup_iters=0)
+    for gradient in ([3e38, 1.2e38], [3e38, 1e38], [3.3e38, 0.5e38]):  # the second stays, and grows to 2.7e38
+        one.step(w=torch.tensor(gradient))
     with pytest.raises(ReducerError, match="beyond float32"):
-        one.step(w=huge)
+        one.step(w=torch.tensor([0.0, 3e38]))
+
+
+@pytest.mark.parametrize("warmup_iters", [0, 10])
+def test_a_gradient_too_long_to_be_summed_is_skipped(loop, warmup_iters):
+    one = loop({"w": 8}, warmup_iters=warmup_iters)
+    one.step(w=torch.full((8,), 3e38))
+    assert one.reducer.last_step.skipped
+    assert one.reducer.last_step.phase == ("dense" if warmup_iters else "sparse")
+
+
+def test_complex_parameters_are_refused(loop):
+    with pytest.raises(ValueError, match="w is complex"):
+        AllReducer([("w", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))], None, None, "topkA")
 
 
 def test_a_transposed_gradient_is_taken_as_it_reads(loop):

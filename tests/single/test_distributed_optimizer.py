@@ -261,23 +261,95 @@ def test_an_error_in_the_reducer_reaches_synchronize(wrap):
         optimizer.synchronize()
 
 
+# ---- what other loops do
+
+
+def test_a_step_that_is_given_up_after_synchronizing_leaves_nothing_behind(wrap):
+    model = make_model()
+    optimizer = wrap(model)
+    (inputs, targets), *_ = batches(1)
+    for given_up in (True, False):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        if given_up:
+            optimizer.synchronize()
+    before = optimizer.reducer._allreduce_counter.copy()
+    optimizer.step()
+    assert [count - before[name] for name, count in optimizer.reducer._allreduce_counter.items()] == [1]
+
+
+def test_a_parameter_that_is_frozen_later_stays_where_it_is(wrap):
+    bare, distributed = make_model(), make_model()
+    both = ((bare, MAKERS["momentum"](bare.parameters())), (distributed, wrap(distributed, "momentum")))
+    for model, optimizer in both:
+        train(model, optimizer)
+        model[0].weight.requires_grad_(False)
+        train(model, optimizer)
+        frozen = model[0].weight.clone()
+        train(model, optimizer)
+        assert torch.equal(model[0].weight, frozen)
+        model[0].weight.requires_grad_(True)
+        train(model, optimizer)
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("who_loads", ["wrapper", "wrapped"])
+def test_a_scheduler_and_a_loaded_state_reach_both_optimizers(who_loads):
+    model = make_model()
+    base = MAKERS["momentum"](model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(base, 1, gamma=0.5)
+    optimizer = DistributedOptimizer(base, model.named_parameters())
+    loaded = optimizer.state_dict()
+    loaded["param_groups"][0]["lr"] = 0.8
+    (optimizer if who_loads == "wrapper" else base).load_state_dict(loaded)
+    train(model, optimizer, count=1)
+    scheduler.step()
+    optimizer.stop()
+    assert optimizer.param_groups[0]["lr"] == base.param_groups[0]["lr"] == 0.4
+    assert len(base.state) == len(optimizer.state) == 4
+
+
+def test_a_gradient_that_is_there_when_the_optimizer_is_wrapped_counts(wrap):
+    bare, distributed = make_model(), make_model()
+    for model in (bare, distributed):
+        (inputs, targets), *_ = batches(1)
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    MAKERS["sgd"](bare.parameters()).step()
+    wrap(distributed).step()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 # ---- momentum correction
 
 
-def plain_momentum(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def with_momentum(parameters, **more):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **more)
 
 
-def test_corrected_momentum_is_the_optimizers_own_while_dense():
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_corrected_momentum_is_the_optimizers_own_while_dense(nesterov):
     bare, distributed = make_model(), make_model()
-    train(bare, plain_momentum(bare.parameters()))
+    train(bare, with_momentum(bare.parameters(), nesterov=nesterov))
     optimizer = DistributedOptimizer(
-        plain_momentum(distributed.parameters()), distributed.named_parameters(), momentum_correction=True
+        with_momentum(distributed.parameters(), nesterov=nesterov),
+        distributed.named_parameters(),
+        momentum_correction=True,
     )
+    optimizer.load_state_dict(with_momentum(distributed.parameters(), nesterov=nesterov).state_dict())
     train(distributed, optimizer)
     optimizer.stop()
     for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("option", ["weight_decay", "dampening"])
+def test_momentum_correction_refuses_what_would_act_outside_the_momentum(option):
+    model = make_model()
+    optimizer = with_momentum(model.parameters(), **{option: 0.1})
+    with pytest.raises(ValueError, match=f"knows no {option}"):
+        DistributedOptimizer(optimizer, model.named_parameters(), momentum_correction=True)
 
 
 def test_corrected_momentum_grows_where_nothing_is_delivered_and_ends_where_it_is():
