@@ -6,7 +6,7 @@ import threading
 import traceback
 
 SECONDS_TO_BE_HEARD = 0.5
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def abort_all_ranks_on_uncaught_errors():
@@ -40,7 +40,8 @@ def end_all_ranks(status):
 
 def launched_ranks():
     """How many ranks the launcher says that it started; 1 without one."""
-    return max(int(os.environ.get(name, 1)) for name in SIZE_VARIABLES)
+    said = (os.environ.get(name, "") for name in SIZE_VARIABLES)
+    return max((int(size) for size in said if size.isdigit()), default=1)
 
 
 def ranks_that_mpi_does_not_see(size):

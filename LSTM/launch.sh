@@ -27,7 +27,7 @@ fail() {
     exit 2
 }
 
-is_dry() { [[ "${DRY_RUN:-0}" != 0 ]]; }
+is_dry() { [[ ! "${DRY_RUN:-0}" =~ ^(0|false|False|no)$ ]]; }
 
 # What stops a run is worth a word in a dry run, and no more: login nodes lack what compute nodes have.
 fail_unless_dry() {
@@ -36,6 +36,14 @@ fail_unless_dry() {
 }
 
 has() { command -v "$1" >/dev/null; }
+
+# Each of these variables that is set is a whole number above 0.
+check_counts() {
+    local name
+    for name in "$@"; do
+        [[ "${!name:-1}" =~ ^[1-9][0-9]*$ ]] || fail "$name=${!name}: expected a whole number above 0"
+    done
+}
 
 read_config() {
     local file="$root/exp_configs/$config.conf"
@@ -48,13 +56,17 @@ read_allocation() {
     if [[ -n "${PBS_NODEFILE-}" ]]; then
         scheduler=pbs
         # An interactive job stays in the folder that its user went to.
-        [[ "${PBS_ENVIRONMENT-}" == PBS_INTERACTIVE ]] || cd "${PBS_O_WORKDIR:-.}"
-        [[ -r "$PBS_NODEFILE" ]] || fail "PBS_NODEFILE=$PBS_NODEFILE cannot be read; is this shell inside the job?"
-        nodes="$(sort -u "$PBS_NODEFILE" | wc -l)"
+        [[ "${PBS_ENVIRONMENT-}" == PBS_INTERACTIVE ]] || cd "${PBS_O_WORKDIR:-.}" 2>/dev/null ||
+            fail "PBS_O_WORKDIR=$PBS_O_WORKDIR cannot be entered; send the job from a folder that its nodes see"
+        [[ -f "$PBS_NODEFILE" && -r "$PBS_NODEFILE" ]] ||
+            fail "PBS_NODEFILE=$PBS_NODEFILE cannot be read; is this shell inside the job?"
+        nodes="$(while read -r node _; do [[ -z "$node" ]] || echo "$node"; done <"$PBS_NODEFILE" | sort -u | wc -l)"
+        ((nodes > 0)) || fail "PBS_NODEFILE=$PBS_NODEFILE names no node; is this shell inside the job?"
     elif [[ -n "${SLURM_JOB_ID-}" ]]; then
         scheduler=slurm
+        check_counts SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK
         nodes="${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}"
-        tasks="${SLURM_NTASKS:-$((nodes * 4))}"
+        tasks="${SLURM_NTASKS:-$((nodes * ${SLURM_NTASKS_PER_NODE:-4}))}"
         nworkers="${nworkers:-$tasks}"
         nwpernode="${nwpernode:-${SLURM_NTASKS_PER_NODE:-$(((tasks + nodes - 1) / nodes))}}"
     else
@@ -85,10 +97,7 @@ enter_environment() {
 }
 
 count_ranks() {
-    local name
-    for name in nworkers nwpernode; do
-        [[ "${!name:-1}" =~ ^[1-9][0-9]*$ ]] || fail "$name=${!name}: expected a whole number above 0"
-    done
+    check_counts nworkers nwpernode
     nwpernode="${nwpernode:-4}"
     nworkers="${nworkers:-$((nodes * nwpernode))}"
     ((nworkers <= nodes * nwpernode)) ||
@@ -102,6 +111,8 @@ count_ranks() {
 
 choose_launch() {
     local default words
+    [[ -z "${launcher-}" ]] || has "$launcher" ||
+        fail_unless_dry "launcher=$launcher: there is no such command on the PATH; leave the choice to this script"
     case "$scheduler" in
         pbs)
             depth="${depth:-8}"

@@ -53,6 +53,7 @@ def run(ranks, arguments):
         folder = ranks.on_first(lambda: stack.enter_context(run_folder(options.run_dir, name_of(options, ranks))))
         trainer = ranks.together(lambda: DLTrainer(options, ranks.rank, ranks.size, ranks.add_up))
         stack.enter_context(closing(trainer))
+        ranks.insist_on_the_same("training or validation data", trainer.task.fingerprint)
         plan = reports.plan(trainer.steps_per_epoch, options)
         config = config_of(replace(options, run_dir=folder), ranks)
         run_log = ranks.together(lambda: RunLog(folder, config, plan.steps) if ranks.is_first else NoRunLog())
@@ -138,7 +139,7 @@ def train_epoch(trainer, optimizer, options, ranks, run, summary, epoch):
     for step in range(trainer.steps_per_epoch):
         record, stages = train_step(trainer, optimizer, options)
         iteration = epoch * trainer.steps_per_epoch + step
-        if record["phase"] == "sparse" and not summary.phases["sparse"].steps:
+        if record["phase"] == "sparse" and not record["skipped"] and not summary.phases["sparse"].steps:
             report_sparse_start(run, options, iteration, epoch, record)
         density = options.density if record["phase"] == "sparse" else 1
         run.iteration(density, iter=iteration, epoch=epoch, **record)

@@ -88,6 +88,7 @@ def step_record(loss, trainer, report, seconds):
     """The figures of a step as metrics.jsonl has them: loss and traffic are of this rank."""
     return {
         "phase": report.phase,
+        "skipped": trainer.grad_norm is None,
         "loss": loss,
         "lr": trainer.lr,
         "grad_norm": trainer.grad_norm,
@@ -104,8 +105,8 @@ def step_record(loss, trainer, report, seconds):
 
 
 def _selection(report):
-    """Over all merged gradients at once; while dense, none of it exists."""
-    if report.phase != "sparse":
+    """Over all merged gradients at once; while dense, and where the ranks skipped the step, none of it exists."""
+    if report.phase != "sparse" or report.skipped:
         return {}
     count = report.selected_global
     return {
@@ -209,7 +210,9 @@ class Summary:
         self.skipped = 0
 
     def step(self, record, stages):
-        self.phases[record["phase"]].add(record, stages)
+        """Those that were skipped are counted apart, by `epoch`: they sent nothing to speak of."""
+        if not record["skipped"]:
+            self.phases[record["phase"]].add(record, stages)
 
     def epoch(self, loss, sparse_metrics, skipped):
         self.losses.append(loss)
@@ -239,7 +242,7 @@ class Summary:
     def table(self):
         record = self.record()
         shown = [phase for phase, tally in self.phases.items() if tally.steps]
-        lines = [
+        lines = shown and [
             ("", *shown),
             ("steps", *(str(record[f"steps_{phase}"]) for phase in shown)),
             ("sent per step, kB", *(f"{record[f'bytes_per_step_{phase}'] / 1e3:.1f}" for phase in shown)),

@@ -31,6 +31,7 @@ _ITERATION = {
     "iter": None,
     "epoch": None,
     "phase": "dense",
+    "skipped": False,
     "loss": None,
     "lr": None,
     "grad_norm": None,
@@ -135,6 +136,7 @@ class RunLog:
         with ExitStack() as undo:
             self._metrics = undo.enter_context(_claim(folder))
             undo.callback((folder / METRICS).unlink)
+            undo.callback((folder / CHECKPOINTS).rmdir)
             with atomic_write(folder / CONFIG) as file:
                 json.dump(config, file, indent=2, allow_nan=False)
                 file.write("\n")
@@ -151,7 +153,9 @@ class RunLog:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, error, _):
+        if error is not None:
+            log.debug("the run ended here: %s", error or kind.__name__)  # main says it aloud; this is for train.log
         self._bar.close()
         self._board.close()
         log.removeHandler(self._file)

@@ -93,6 +93,12 @@ class Ranks:
         """What the action returns on rank 0, on every rank."""
         return self.everyones(self.on_first(action))[0]
 
+    def insist_on_the_same(self, what, value):
+        values = self.everyones(value)
+        other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
+        if other is not None:
+            raise SharedError(f"rank {other} has other {what} than rank 0; give all ranks the same")
+
     def share_cores(self):
         """Nothing to do: see `MPIRanks`."""
 

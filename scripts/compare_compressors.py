@@ -8,10 +8,18 @@ for each; one that is there already and went far enough is read and not repeated
 taken up by the same command. Of a longer run, what it had after --epochs is compared.
 """
 
+if __name__ == "__main__":
+    import _project
+    from errors import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +37,8 @@ from run_layout import CONFIG, LOG
 
 JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
 VAL_INTERVAL = 4  # epochs: 12 and 20 are among those that are validated
+OWN = ("--compression", "--compressor", "--seed", "--max-epochs", "--run-dir", "--val-interval", "--warmup-iters")
+TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM ended
 UNFINISHED = ".unfinished"
 TABLE, PICTURE = "comparison.md", "comparison.png"
 
@@ -43,7 +53,11 @@ class Outcome(NamedTuple):
 
 @ends_with_user_error
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
     given = _parser().parse_args()
+    for word in given.options:
+        if word.partition("=")[0].replace("_", "-") in OWN:
+            raise UserError(f"{word} behind --: a comparison sets this option for its runs; leave it out")
     names = list(dict.fromkeys(given.compressors))
     out = make_folder(Path(given.out).absolute())
     words = ["--val-interval", VAL_INTERVAL, "--warmup-iters", given.warmup_iters, *given.options]
@@ -77,8 +91,11 @@ def find_run(out, name, seed, epochs, words):
     if not found:
         return None
     went, folder = min(found)
-    wanted = _words(seed, went, words)
-    if wanted != _last_words(folder, len(wanted)):
+    try:
+        options = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["command"][1:]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} is no run that finished here; remove it or choose another --out") from None
+    if options[:-2] != _options(name, _words(seed, went, words)):  # the last two are its folder
         raise UserError(f"{folder} holds a run with other options than this comparison's; choose another --out")
     return folder
 
@@ -87,13 +104,18 @@ def _words(seed, epochs, words):
     return [str(word) for word in ("--seed", seed, *words, "--max-epochs", epochs)]
 
 
-def _last_words(folder, count):
-    """So many of the run's command, but for its folder."""
-    try:
-        command = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["command"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder} is no run that finished here; remove it or choose another --out") from None
-    return command[-2 - count : -2]
+def _options(name, words):
+    """All options that main_trainer.py gets, with those of the configuration and of the user's variables."""
+    done = subprocess.run(**_job(name, words, DRY_RUN="1"), stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise UserError(f"{name}: the job script ended with status {done.returncode}; mend that first")
+    line = shlex.split(done.stdout)
+    return line[next(place for place, word in enumerate(line) if word.endswith("main_trainer.py")) + 1 :]
+
+
+def _job(name, words, **variables):
+    surroundings = {**os.environ, **_own_python(), "config": "quickstart", "compressor": name, **variables}
+    return {"args": ["bash", JOB_SCRIPT, *words], "env": surroundings}
 
 
 def train(out, name, seed, epochs, words):
@@ -103,10 +125,15 @@ def train(out, name, seed, epochs, words):
     if unfinished.exists():
         shutil.rmtree(unfinished)
     print(f"{name}, seed {seed}: training for {epochs} epochs (log: {unfinished / LOG})", flush=True)
-    command = ["bash", JOB_SCRIPT, *_words(seed, epochs, words), "--run-dir", unfinished]
-    surroundings = {**os.environ, **_own_python(), "config": "quickstart", "compressor": name}
     started = time.perf_counter()
-    status = subprocess.run(command, env=surroundings, stdout=subprocess.DEVNULL).returncode
+    job = subprocess.Popen(
+        **_job(name, [*_words(seed, epochs, words), "--run-dir", unfinished]), stdout=subprocess.DEVNULL
+    )
+    try:
+        status = job.wait()
+    finally:
+        job.terminate()  # nothing that has ended
+        job.wait()
     if status != 0:
         raise UserError(
             f"{name}, seed {seed}: the run ended with status {status} after {time.perf_counter() - started:.0f} s; "
@@ -131,7 +158,7 @@ def read_outcome(run, epochs):
     ]
     if not validations or validations[-1][0] != epochs:
         raise UserError(f"{run} was not validated after {epochs} epochs; remove it or choose another --out")
-    steps = [record for record in records["iter"] if record["epoch"] < epochs]
+    steps = [record for record in records["iter"] if record["epoch"] < epochs and not record.get("skipped")]
     last = [record for record in steps if record["phase"] == steps[-1]["phase"]]
     return Outcome(
         validations,

@@ -16,7 +16,7 @@ LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of the
     "PMI_SIZE": "PMI_RANK",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "PALS_SIZE": "PALS_RANKID",
-    "SLURM_NTASKS": "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # of what srun started; SLURM_NTASKS is the whole job's
 }
 MANIFESTS = ("an4_train_manifest.csv", "an4_val_manifest.csv")
 
@@ -32,8 +32,7 @@ def attempt_import(name):
 def launched():
     """What the launcher says: (variable, ranks, this rank); None if there is none."""
     for size, rank in LAUNCHED_RANKS.items():
-        # Slurm sets its number of tasks in the whole job, the rank only where srun started one.
-        if os.environ.get(size, "").isdigit() and (rank in os.environ or size != "SLURM_NTASKS"):
+        if os.environ.get(size, "").isdigit():
             return size, int(os.environ[size]), int(os.environ.get(rank, "0"))
     return None
 

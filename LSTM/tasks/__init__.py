@@ -1,8 +1,8 @@
 """What is trained: a task knows its data, its model, its loss and how it is judged. The trainer knows none of that.
 
-A task offers `build()`, `steps_per_epoch`, `size_of_data`, `batches(epoch)`, `loss(net, batch)`,
-`validate(net)`, `summarise(totals)`, `learning_rate(base, epoch)`, `describe(metrics)` and `headline`,
-the figure of a validation that a better model lowers.
+A task offers `build()`, `steps_per_epoch`, `size_of_data`, the data's `fingerprint`, `batches(epoch)`,
+`loss(net, batch)`, `validate(net)`, `summarise(totals)`, `learning_rate(base, epoch)`, `describe(metrics)` and
+`headline`, the figure of a validation that a better model lowers.
 Validation is in shards: each rank's `validate` returns totals, and `summarise` takes the totals of all ranks.
 """
 

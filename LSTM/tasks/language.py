@@ -1,5 +1,6 @@
 """Penn Treebank: the next word of a text, judged by perplexity."""
 
+import hashlib
 import math
 from collections import Counter
 
@@ -25,6 +26,7 @@ class LanguageTask:
         self.val_streams = streams(texts["valid"], batch, "ptb.valid.txt")[:, rank::size]
         self.steps_per_epoch = sum(1 for _ in windows(self.train_streams))
         self.size_of_data = f"{len(texts['train'])} training and {len(texts['valid'])} validation words"
+        self.fingerprint = hashlib.sha256(torch.cat([texts["train"], texts["valid"]]).numpy()).hexdigest()
         self._state = None
 
     def build(self):

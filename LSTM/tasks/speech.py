@@ -1,5 +1,6 @@
 """AN4: recordings in, spoken text out, learnt with CTC."""
 
+import hashlib
 from collections import Counter
 from functools import partial
 
@@ -95,6 +96,8 @@ class SpeechTask:
         self.sampler = BucketSampler(lengths, options.batch_size, rank, size, options.seed)
         self.steps_per_epoch = len(self.sampler)
         self.size_of_data = f"{len(self.train_set)} training and {len(val_set)} validation utterances"
+        heard = "\n".join(f"{each.samples} {each.text}" for each in self.train_set + val_set)
+        self.fingerprint = hashlib.sha256(heard.encode()).hexdigest()
         self.augmentation = _augmentation(options)
 
     def build(self):

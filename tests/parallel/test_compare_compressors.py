@@ -1,13 +1,17 @@
 """scripts/compare_compressors.py: real runs of a tiny model on two ranks, compared, broken off, taken up again."""
 
 import json
-import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from compare_compressors import Outcome, find_run, read_outcome, rows
-from corpora import make_corpus, run_program
+from compare_compressors import Outcome, _options, find_run, read_outcome, rows
+from corpora import PROJECT, SMALL, make_corpus, run_program
 from errors import UserError
 
 PROGRAM = "scripts/compare_compressors.py"
@@ -43,13 +47,12 @@ def test_every_compressor_is_trained_and_has_its_row(comparison):
         assert (config["options"]["compressor"], config["options"]["warmup_iters"], config["ranks"]) == (name, 1, 2)
 
 
-def test_what_is_there_is_not_trained_again(comparison, corpus, tmp_path):
+def test_what_is_there_is_not_trained_again(comparison, corpus):
     out, first = comparison
-    no_bash = tmp_path / "bash"
-    no_bash.write_text("#!/bin/sh\nexit 7\n")
-    no_bash.chmod(0o755)
-    again = compare(out, corpus, environment={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+    again = compare(out, corpus)
     assert again.returncode == 0, again.stderr
+    assert "training for" in first.stdout
+    assert "training for" not in again.stdout
     assert again.stdout.splitlines()[-9:] == first.stdout.splitlines()[-9:]
 
 
@@ -61,19 +64,60 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_what_is_finished(corpus,
     assert "Traceback" not in done.stderr
 
 
-def test_runs_with_other_options_are_not_mixed(comparison, corpus):
+@pytest.mark.parametrize("change", ["option", "variable"])
+def test_runs_with_other_options_are_not_mixed(change, comparison, corpus):
     out, _ = comparison
-    done = compare(out, corpus, "--warmup-iters", 2)
+    if change == "option":
+        done = compare(out, corpus, "--warmup-iters", 2)
+    else:
+        done = compare(out, corpus, environment={"density": "0.5"})
     assert done.returncode == 2
     assert "other options" in done.stderr
+
+
+def test_what_a_comparison_sets_itself_is_refused(tmp_path):
+    done = run_program(PROGRAM, "--out", tmp_path, "--", "--max_epochs=3")
+    assert done.returncode == 2
+    assert done.stderr == "error: --max_epochs=3 behind --: a comparison sets this option for its runs; leave it out\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
+    words = ["--compressors", "dense", "--epochs", 500, "--out", tmp_path, "--", "--data-dir", corpus, *SMALL]
+    command = [sys.executable, PROGRAM, *map(str, words)]
+    comparison = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "dense-seed0-500epochs.unfinished" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    comparison.send_signal(how)
+    assert comparison.wait(timeout=60) == {signal.SIGTERM: 143, signal.SIGINT: 130}[how]
+    wait_until(lambda: not running(tmp_path))
+
+
+def running(folder):
+    """Processes with this folder in their command line."""
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in read(path)]
+
+
+def read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+def wait_until(holds, seconds=60):
+    end, moment = time.monotonic() + seconds, threading.Event()
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        moment.wait(0.05)
 
 
 def test_a_longer_run_serves_where_it_was_validated(tmp_path):
     for epochs in (6, 8, 20):
         folder = tmp_path / f"oktopk-seed1-{epochs}epochs"
         folder.mkdir()
-        words = ["main_trainer.py", "--seed", "1", "--max-epochs", str(epochs), "--run-dir", "somewhere"]
-        (folder / "config.json").write_text(json.dumps({"command": words}))
+        words = _options("oktopk", ["--seed", "1", "--max-epochs", str(epochs)])
+        (folder / "config.json").write_text(json.dumps({"command": ["main_trainer.py", *words, "--run-dir", "x"]}))
     assert find_run(tmp_path, "oktopk", 1, 4, []).name == "oktopk-seed1-6epochs"
     assert find_run(tmp_path, "oktopk", 1, 12, []).name == "oktopk-seed1-20epochs"
     assert find_run(tmp_path, "oktopk", 1, 7, []) is None  # no run of more epochs was validated after the seventh

@@ -81,6 +81,13 @@ def test_ranks_with_different_parameters_do_not_begin():
     assert "rank 1 and rank 0 have different parameters" in done.stderr
 
 
+def test_ranks_that_start_from_other_parameters_are_warned_of_once():
+    done = run_ranks(3, WORKERS / "faults.py", "other values", seconds=SECONDS_TO_END)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rank 1 starts with other values of the parameters than rank 0") == 1
+    assert "other values" not in run_ranks(3, WORKERS / "faults.py", "none", seconds=SECONDS_TO_END).stderr
+
+
 def test_one_ranks_nan_is_skipped_by_all():
     done = run_ranks(3, WORKERS / "faults.py", "nan", seconds=SECONDS_TO_END)
     assert done.returncode == 0, done.stderr

@@ -178,6 +178,15 @@ def test_what_one_rank_cannot_start_with_ends_all(corpus, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_ranks_with_other_data_do_not_begin(tmp_path):
+    make_corpus(tmp_path / "data", train=16, val=3)
+    make_corpus(tmp_path / "data" / "other", train=12, val=3)
+    arguments = arguments_for(tmp_path / "data", tmp_path / "run")
+    done = run_ranks(2, WORKERS / "training.py", "other data", *arguments, seconds=SECONDS)
+    ended(done, "rank 1 has other training or validation data than rank 0")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_user_error_of_one_rank_in_training_ends_all(corpus, tmp_path):
     arguments = arguments_for(corpus, tmp_path / "run", "--batch-size", "2")
     done = run_ranks(2, WORKERS / "training.py", "user error", *arguments, seconds=SECONDS)
@@ -194,7 +203,9 @@ def test_any_other_error_of_one_rank_ends_all_and_is_said_once(corpus, tmp_path)
 def test_one_ranks_nan_skips_the_step_on_all(corpus, tmp_path):
     arguments = arguments_for(corpus, tmp_path / "run", "--batch-size", "2", "--max-epochs", "1")
     assert findings_of(2, "training.py", "nan", *arguments)["same"]
-    assert [step["grad_norm"] is None for step in records(tmp_path / "run", "iter")] == [False, False, True, False]
+    steps = records(tmp_path / "run", "iter")
+    assert [step["skipped"] for step in steps] == [step["grad_norm"] is None for step in steps]
+    assert [step["skipped"] for step in steps] == [False, False, True, False]
     (epoch,) = records(tmp_path / "run", "epoch")
     assert epoch["skipped_steps"] == 1
     assert event(tmp_path / "run", "summary")["skipped_steps"] == 1

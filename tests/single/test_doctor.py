@@ -70,7 +70,7 @@ def test_all_ranks_end_with_the_status_of_the_table(tmp_path):
     assert done.stdout.count("1 to mend") == 1
 
 
-@pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PALS_SIZE", "SLURM_NTASKS"])
+@pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS"])
 def test_ranks_that_each_believe_they_are_alone_are_found_out(size, corpus, tmp_path):
     rank = LAUNCHED_RANKS[size]
     first = diagnose(corpus, tmp_path, **{size: "4", rank: "0"})
@@ -84,7 +84,7 @@ def test_ranks_that_each_believe_they_are_alone_are_found_out(size, corpus, tmp_
 
 
 def test_a_shell_inside_a_slurm_job_is_no_rank(corpus, tmp_path):
-    assert diagnose(corpus, tmp_path, SLURM_NTASKS="4").returncode == 0
+    assert diagnose(corpus, tmp_path, SLURM_NTASKS="4", SLURM_PROCID="0").returncode == 0
 
 
 def test_without_any_package_it_still_says_what_is_missing(corpus, tmp_path):

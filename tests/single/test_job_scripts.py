@@ -237,6 +237,13 @@ REFUSALS = {
     "too many workers": ({"nworkers": 8, "nwpernode": 2}, "nworkers=8, but there is room for 2"),
     "no number": ({"nworkers": "two"}, "nworkers=two: expected a whole number"),
     "no such config": ({"config": "typo"}, "config=typo: there is no"),
+    "no such launcher": ({"launcher": "pdsh"}, "launcher=pdsh: there is no such command"),
+    "no number of tasks": ({"SLURM_JOB_ID": 1, "SLURM_NTASKS": "2(x3)"}, "SLURM_NTASKS=2(x3): expected a whole"),
+    "no folder of the job": (
+        {"PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": "/nowhere"},
+        "PBS_O_WORKDIR=/nowhere cannot be",
+    ),
+    "no node file": ({"PBS_NODEFILE": "nowhere"}, "PBS_NODEFILE=nowhere cannot be read"),
 }
 
 
@@ -254,6 +261,30 @@ def test_what_would_fail_later_is_one_sentence_now(machine, case):
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
     assert words in errors[0]
+
+
+def test_the_node_file_is_read_as_pbs_means_it(machine):
+    pbs = machine.pbs(2)
+    nodes = pbs["PBS_NODEFILE"].read_text()
+    pbs["PBS_NODEFILE"].write_text(nodes + nodes.replace("\n", " \n") + "\n")  # twice the same two, and a blank line
+    assert machine.launch_line("lstm_oktopk.sh", **pbs).startswith("mpiexec -n 8 --ppn 4 ")
+    pbs["PBS_NODEFILE"].write_text("\n")
+    done = machine.run("lstm_oktopk.sh", DRY_RUN=1, **pbs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "names no node" in done.stderr
+
+
+def test_slurm_may_say_tasks_of_a_node_only(machine):
+    machine.add("srun")
+    slurm = machine.slurm(2, 3)
+    del slurm["SLURM_NTASKS"]
+    assert machine.launch_line("lstm_oktopk.sh", **slurm).startswith("srun --ntasks=6 --ntasks-per-node=3 ")
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no"])
+def test_a_dry_run_can_be_called_off(machine, tmp_path, word):
+    corpus = make_corpus(tmp_path / "corpus", train=1, val=1)
+    assert machine.run("lstm_oktopk.sh", DRY_RUN=word, data_dir=corpus).returncode == 99  # what the stand-in ends with
 
 
 def test_workers_that_do_not_share_out_evenly_are_refused(machine):

@@ -17,7 +17,7 @@ from tasks.speech import SpeechTask
 
 TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply", "ms_per_step_dense")
 ITERATION = [
-    *("kind", "iter", "epoch", "phase", "loss", "lr", "grad_norm", "sparsity", "compression_ratio"),
+    *("kind", "iter", "epoch", "phase", "skipped", "loss", "lr", "grad_norm", "sparsity", "compression_ratio"),
     *("communication_size", "target_k", "selected_local", "selected_global", "bytes_sent", "bytes_received"),
     *("t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply"),
 ]

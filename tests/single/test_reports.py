@@ -136,6 +136,21 @@ def test_the_summary_tells_phases_apart():
     assert (record["avg_sparsity"], record["wer"], record["loss_last"]) == (0.98, 1.25, 3.5)
 
 
+def test_skipped_steps_count_apart():
+    summary = summary_of("dense")
+    record, stages = step("sparse", elements=100, skipped=True, bytes_sent=8)
+    assert "sparsity" not in record
+    summary.step({**record, "skipped": True}, stages)
+    assert (summary.record()["steps_sparse"], summary.record()["bytes_per_step_sparse"]) == (0, None)
+    assert "1 steps skipped" in summary.table()[0]
+
+
+def test_of_a_run_whose_steps_were_all_skipped_there_is_a_summary():
+    summary = Summary()
+    summary.epoch(3.5, {"sparsity": [], "compression_ratio": []}, 2)
+    assert summary.table() == ["summary: loss 3.500 in the first epoch, 3.500 in the last; 2 steps skipped"]
+
+
 def test_a_summary_of_dense_steps_has_no_nan():
     summary = summary_of("dense")
     json.dumps(summary.record(), allow_nan=False)

@@ -306,7 +306,7 @@ def test_a_model_that_memory_cannot_hold_is_refused(corpus, tmp_path, capsys, mo
     assert "2 layers of 16 cannot be built (can't allocate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
 @pytest.mark.parametrize(
     ("program", "parts"),
     [(TRAINER, ["started 4 ranks", "MPI sees only this one"]), ("LSTM/dl_trainer.py", ["4 ranks", "main_trainer.py"])],

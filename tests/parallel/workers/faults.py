@@ -12,7 +12,7 @@ from compression import compressors
 
 rank, fault = MPI.COMM_WORLD.rank, sys.argv[1]
 elements = 1001 if fault == "other model" and rank == 1 else 1000
-parameter = torch.nn.Parameter(torch.empty(elements))
+parameter = torch.nn.Parameter(torch.full((elements,), float(fault == "other values" and rank == 1)))
 reducer = AllReducer([("p", parameter)], None, None, compressors["oktopk"], sparse=True, density=0.1, warmup_iters=1)
 threading.Thread(target=reducer.run, daemon=True).start()
 for step in range(4):

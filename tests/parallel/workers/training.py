@@ -7,12 +7,14 @@ import hashlib
 import json
 import math
 import sys
+from dataclasses import replace
 
 from mpi4py import MPI
 
 import main_trainer
 from dl_trainer import DLTrainer
 from errors import UserError
+from tasks import TASKS
 
 COMM = MPI.COMM_WORLD
 fault, arguments = sys.argv[1], sys.argv[2:]
@@ -24,6 +26,8 @@ class Faulty(DLTrainer):
         if fault == "start" and COMM.rank == 1:
             raise UserError("rank one has no data")
         super().__init__(*arguments)
+        if fault == "other data" and COMM.rank == 1:
+            self.task = TASKS[self.options.dnn](replace(self.options, data_dir=self.options.data_dir / "other"), 1, 2)
         trainers.append(self)
 
     def _forward_backward(self, batch):
