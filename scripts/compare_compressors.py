@@ -199,6 +199,7 @@ def draw(outcomes):
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullLocator
 
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
@@ -213,7 +214,12 @@ def draw(outcomes):
             axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("epochs")
     axes.set_ylabel("WER (validation)")
-    axes.set_ylim(bottom=0)
+    if all(wer > 0 for runs in outcomes.values() for run in runs for _, wer, _, _ in run.validations):
+        axes.set_yscale("log")  # what is left at the end differs by parts of itself
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.legend(frameon=False)
     return figure
