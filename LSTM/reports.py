@@ -201,6 +201,9 @@ def memory(device):
 # ---- the end
 
 
+_LABELS = {**{stage: stage.replace("_", "-") for stage in STAGES}, "total": "whole step"}
+
+
 class Summary:
     """Gathers, step by step and epoch by epoch, what the table at the end holds."""
 
@@ -247,8 +250,8 @@ class Summary:
             ("steps", *(str(record[f"steps_{phase}"]) for phase in shown)),
             ("sent per step, kB", *(f"{record[f'bytes_per_step_{phase}'] / 1e3:.1f}" for phase in shown)),
             *(
-                (f"{stage.replace('_', '-')}, ms", *(f"{record[f'ms_per_step_{phase}'][stage]:.2f}" for phase in shown))
-                for stage in record[f"ms_per_step_{shown[0]}"]
+                (f"{label}, ms", *(f"{record[f'ms_per_step_{phase}'][stage]:.2f}" for phase in shown))
+                for stage, label in _LABELS.items()
             ),
         ]
         head = [f"loss {record['loss_first']:.3f} in the first epoch, {record['loss_last']:.3f} in the last"]

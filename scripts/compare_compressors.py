@@ -68,6 +68,10 @@ def main():
             outcome = read_outcome(run, given.epochs)
             epoch, wer, cer, loss = outcome.validations[-1]
             print(f"{name}, seed {seed}, {epoch} epochs: WER {wer:.3f}, CER {cer:.3f}, loss {loss:.2f}", flush=True)
+            if compressors[name].is_sparse and outcome.selected is None:
+                print(
+                    f"warning: {name} has sent nothing sparse yet: more --epochs, or fewer --warmup-iters", flush=True
+                )
             outcomes[name].append(outcome)
     table = "\n".join(rows(outcomes)) + "\n"
     with atomic_write(out / TABLE) as file:

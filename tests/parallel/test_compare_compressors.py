@@ -23,8 +23,8 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("corpus"), train=16, val=3)
 
 
-def compare(out, corpus, *more, environment=None):
-    words = ["--compressors", *NAMES, "--epochs", 2, "--warmup-iters", 1, "--out", out, *more]
+def compare(out, corpus, *more, names=NAMES, environment=None):
+    words = ["--compressors", *names, "--epochs", 2, "--warmup-iters", 1, "--out", out, *more]
     small = ("--hidden-size", 16, "--hidden-layers", 2, "--batch-size", 4, "--data-dir", corpus)
     return run_program(PROGRAM, *words, "--", *small, environment=environment)
 
@@ -45,6 +45,12 @@ def test_every_compressor_is_trained_and_has_its_row(comparison):
     for name in NAMES:
         config = json.loads((out / f"{name}-seed0-2epochs" / "config.json").read_text())
         assert (config["options"]["compressor"], config["options"]["warmup_iters"], config["ranks"]) == (name, 1, 2)
+
+
+def test_a_run_that_never_became_sparse_is_said_to_be_none_of_its_compressor(corpus, tmp_path):
+    done = compare(tmp_path, corpus, "--warmup-iters", 100, names=("oktopk",))
+    assert done.returncode == 0, done.stderr
+    assert "warning: oktopk has sent nothing sparse yet" in done.stdout
 
 
 def test_what_is_there_is_not_trained_again(comparison, corpus):
