@@ -70,7 +70,7 @@ def main():
             print(f"{name}, seed {seed}, {epoch} epochs: WER {wer:.3f}, CER {cer:.3f}, loss {loss:.2f}", flush=True)
             if compressors[name].is_sparse and outcome.selected is None:
                 print(
-                    f"warning: {name} has sent nothing sparse yet: more --epochs, or fewer --warmup-iters", flush=True
+                    f"warning: {name} has sent nothing sparse yet: raise --epochs or lower --warmup-iters", flush=True
                 )
             outcomes[name].append(outcome)
     table = "\n".join(rows(outcomes)) + "\n"
