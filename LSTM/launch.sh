@@ -204,11 +204,11 @@ if [[ "$program" == */main_trainer.py ]]; then
 fi
 command+=("$@")
 
-say "$nworkers ranks on $nodes node(s)"
 if is_dry; then
     printf '%q' "${command[0]}"
     printf ' %q' "${command[@]:1}"
     echo
     exit
 fi
+say "$nworkers ranks on $nodes node(s)"
 exec "${command[@]}"

@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -208,7 +209,11 @@ def draw(outcomes):
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     colours = pyplot.get_cmap("tab10").colors
-    for place, (name, runs) in enumerate(outcomes.items()):
+    alike = defaultdict(list)  # those that choose the same entries learn the same: one curve for them
+    for name, runs in outcomes.items():
+        alike[tuple(tuple(run.validations) for run in runs)].append(name)
+    for place, names in enumerate(alike.values()):
+        runs, name = outcomes[names[0]], ", ".join(names)
         curves = [[wer for _, wer, _, _ in run.validations] for run in runs]
         epochs = [epoch for epoch, *_ in runs[0].validations]
         colour = colours[place % len(colours)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_compressors import Outcome, _options, find_run, read_outcome, rows
+from compare_compressors import Outcome, _options, draw, find_run, read_outcome, rows
 from corpora import PROJECT, SMALL, make_corpus, run_program
 from errors import UserError
 
@@ -143,6 +143,12 @@ def test_of_a_longer_run_its_first_epochs_count(comparison):
     assert 0 < both.sent < first.sent * 10
     with pytest.raises(UserError, match="not validated after 3 epochs"):
         read_outcome(run, 3)
+
+
+def test_compressors_that_learn_alike_share_a_curve():
+    one, other = ([Outcome([(4, wer, wer, 3.0)], 1.0, 2000.0)] for wer in (0.2, 0.4))
+    (axes,) = draw({"gtopk": one, "topkA": other, "oktopk": one}).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["gtopk, oktopk", "topkA"]
 
 
 def test_a_row_holds_the_mean_over_seeds_and_their_spread():
