@@ -154,8 +154,9 @@ class RunLog:
         return self
 
     def __exit__(self, kind, error, _):
-        if error is not None:
-            log.debug("the run ended here: %s", error or kind.__name__)  # main says it aloud; this is for train.log
+        with suppress(UserError):  # it may be this very log that cannot be written
+            if error is not None:
+                log.debug("the run ended here: %s", error or kind.__name__)  # for train.log; main says it aloud
         self._bar.close()
         self._board.close()
         log.removeHandler(self._file)

@@ -75,6 +75,14 @@ def test_a_log_that_cannot_be_written_ends_the_run(tmp_path):
     start_logging()
     with pytest.raises(UserError, match=r"train\.log: No space left"), RunLog(tmp_path, {}, 1):
         log.info("a line")
+    log.info("somebody else's line")  # the log has let go of the file
+
+
+def test_train_log_ends_with_what_ended_the_run(tmp_path):
+    start_logging()
+    with pytest.raises(KeyError), RunLog(tmp_path, {}, 1):
+        raise KeyError("a loop's own error")
+    assert 'the run ended here: "a loop\'s own error"' in (tmp_path / "train.log").read_text().splitlines()[-1]
 
 
 def test_without_room_for_tensorboard_the_run_goes_on(tmp_path, monkeypatch, caplog):
