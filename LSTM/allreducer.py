@@ -15,7 +15,6 @@ It works in a thread of its own. A training loop hands it gradients and names an
 """
 
 import atexit
-import hashlib
 import inspect
 import logging
 import math
@@ -26,6 +25,7 @@ import weakref
 
 import torch
 
+from agreement import insist_on_the_same_settings, warn_of_other_parameters
 from algorithms import Accumulated
 from algorithms.dense import Dense
 from comm import Communicator, MeasuredCommunicator, MPICommunicator
@@ -135,7 +135,7 @@ class AllReducer:
         self._said = set()
         shapes = [(name, tuple(parameter.shape)) for name, parameter in trainable]
         settings = (self._compressor.name, self._sparse, warmup_iters, norm_clip, merge_size, momentum, nesterov)
-        self._agree_on((shapes, self._options, settings))
+        insist_on_the_same_settings(self.communicator, (shapes, self._options, settings))
 
     # The contract's names: what a training loop calls.
 
@@ -231,37 +231,10 @@ class AllReducer:
             return
         log.error("err_callback was not called: it takes neither an error, nor (ranks, rank), nor nothing")
 
-    def _agree_on(self, settings):
-        """Ranks that would reduce different things must not begin."""
-        other = self._rank_with_another(hashlib.sha256(repr(settings).encode()))
-        if other is not None:
-            raise ValueError(
-                f"rank {other} and rank 0 have different parameters (names, shapes or their order) or different "
-                "options for the reducer: give all ranks the same"
-            )
-
-    def _warn_of_other_parameters(self):
-        """Before the first step, for a loop may share them after it has made its reducer."""
-        digest = hashlib.sha256()
-        for parameter in self._unchecked:
-            digest.update(parameter.detach().reshape(-1).view(torch.uint8).cpu().numpy())
-        self._unchecked = []
-        other = self._rank_with_another(digest)
-        if other is not None and self.rank() == 0:
-            log.warning(
-                f"rank {other} starts with other values of the parameters than rank 0, and they will never agree: "
-                "give all ranks the same seed, or broadcast rank 0's parameters before the first step"
-            )
-
-    def _rank_with_another(self, digest):
-        """The first rank whose digest is not rank 0's; None if all have the same."""
-        mine = torch.tensor([int.from_bytes(digest.digest()[:7], "big")])
-        digests = self.communicator.allgather(mine)[:, 0].tolist()
-        return next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
-
     def _step(self):
-        if self._unchecked:
-            self._warn_of_other_parameters()
+        if self._unchecked:  # before the first step, for a loop may share them after it has made its reducer
+            warn_of_other_parameters(self.communicator, self._unchecked)
+            self._unchecked = None
         report, self._report = self._report, StepReport()
         traffic_before, staging_before = self.communicator.total(), self.communicator.staging
         with torch.no_grad():
