@@ -6,7 +6,12 @@ import threading
 import traceback
 
 SECONDS_TO_BE_HEARD = 0.5
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
+LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of them this is
+    "PMI_SIZE": "PMI_RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PALS_SIZE": "PALS_RANKID",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # of what srun started; SLURM_NTASKS is the whole job's
+}
 
 
 def abort_all_ranks_on_uncaught_errors():
@@ -40,7 +45,7 @@ def end_all_ranks(status):
 
 def launched_ranks():
     """How many ranks the launcher says that it started; 1 without one."""
-    said = (os.environ.get(name, "") for name in SIZE_VARIABLES)
+    said = (os.environ.get(name, "") for name in LAUNCHED_RANKS)
     return max((int(size) for size in said if size.isdigit()), default=1)
 
 

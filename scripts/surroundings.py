@@ -11,13 +11,8 @@ from collections import defaultdict
 from importlib import metadata
 
 import _project
+from launch import LAUNCHED_RANKS
 
-LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of them this is
-    "PMI_SIZE": "PMI_RANK",
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-    "PALS_SIZE": "PALS_RANKID",
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # of what srun started; SLURM_NTASKS is the whole job's
-}
 MANIFESTS = ("an4_train_manifest.csv", "an4_val_manifest.csv")
 
 

@@ -9,9 +9,10 @@ import pytest
 import doctor
 from corpora import PROJECT, run_program
 from doctor import FAULT, NOTE, OK
+from launch import LAUNCHED_RANKS
 from link_speed import LinkSpeed
 from parallel.ranks import run_ranks
-from surroundings import LAUNCHED_RANKS, MANIFESTS, requirements
+from surroundings import MANIFESTS, requirements
 
 LAUNCHERS_OWN = [name for pair in LAUNCHED_RANKS.items() for name in pair]
 
