@@ -1,7 +1,5 @@
 """The trainer of one rank: model, batches, loss, step, validation.
 
-    python LSTM/dl_trainer.py --hidden-size 256 --hidden-layers 3      # one process, without MPI
-
 A training loop is
 
     trainer.train(nsteps_update)      # forward and backward, gradients add up
@@ -9,26 +7,22 @@ A training loop is
     trainer.update_model()            # clip, step
 """
 
-if __name__ == "__main__":
-    from errors import end_at_ctrl_c
-
-    end_at_ctrl_c()
-
 import math
 import os
-import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
 
 import torch
 
-from checkpoint import load_weights
-from errors import UserError, ends_with_user_error
-from tasks import TASKS
+from oktopk_training.errors import UserError
+from oktopk_training.saved_models import load_weights
+from oktopk_training.tasks import TASKS
+from oktopk_training.versions import numbers
 
 MOMENTUM = 0.9
 MAX_SKIPPED_IN_A_ROW = 10
+FUSED_SINCE = (2, 4)  # torch
 
 
 class DLTrainer:
@@ -165,11 +159,12 @@ class DLTrainer:
 
 
 def _sgd(parameters, lr):
-    """SGD with Nesterov momentum, in one pass over the parameters where torch has it (on CPUs since 2.4)."""
-    try:
-        return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, nesterov=True, fused=True)
-    except RuntimeError:
-        return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, nesterov=True)
+    """SGD with Nesterov momentum, in one pass over the parameters where torch has it.
+
+    Before 2.4 it takes `fused` for parameters on the CPU too, and fails in the first step.
+    """
+    fused = {"fused": True} if numbers(torch.__version__) >= FUSED_SINCE else {}
+    return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, nesterov=True, **fused)
 
 
 @torch.no_grad()
@@ -188,17 +183,3 @@ def _make_deterministic(seed):
     torch.use_deterministic_algorithms(True, warn_only=True)  # CTC on CUDA has no deterministic version
     torch.utils.deterministic.fill_uninitialized_memory = False  # it costs time, and we read nothing uninitialised
     torch.manual_seed(seed)
-
-
-@ends_with_user_error
-def main():
-    """Train in this one process, without MPI."""
-    from main_trainer import run
-    from world import Ranks, refuse_several_ranks
-
-    refuse_several_ranks("LSTM/dl_trainer.py")
-    run(Ranks(), sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

@@ -8,9 +8,9 @@ Validation and saved models use batch-norm statistics that are averaged over the
 """
 
 if __name__ == "__main__":
-    from errors import end_at_ctrl_c
+    from oktopk_training.job import begin
 
-    end_at_ctrl_c()
+    begin()
 
 import logging
 import math
@@ -21,28 +21,27 @@ from dataclasses import replace
 
 import torch
 
-import reports
 from allreducer import ReducerError
-from checkpoint import save_model
 from compression import compressors
 from distributed_optimizer import DistributedOptimizer
 from dl_trainer import DLTrainer
-from errors import UserError, ends_with_user_error
-from options import parse_options
-from run_layout import CHECKPOINTS
-from run_log import NoRunLog, RunLog, config_of, run_folder, start_logging
-from world import MPIRanks, SharedError
+from oktopk_training import reports
+from oktopk_training.errors import SharedError, UserError
+from oktopk_training.job import program
+from oktopk_training.options import parse_options
+from oktopk_training.ranks import connect
+from oktopk_training.run_layout import CHECKPOINTS
+from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, start_logging
+from oktopk_training.saved_models import save_model
 
 log = logging.getLogger("oktopk")
 
 LINES_PER_EPOCH = 5  # of progress, where there is no terminal for a bar
 
 
-@ends_with_user_error
+@program
 def main(arguments=None):
-    ranks = MPIRanks()
-    with ranks.ending_together():
-        run(ranks, sys.argv[1:] if arguments is None else arguments)
+    run(connect(), sys.argv[1:] if arguments is None else arguments)
 
 
 def run(ranks, arguments):
@@ -55,8 +54,8 @@ def run(ranks, arguments):
         stack.enter_context(closing(trainer))
         ranks.insist_on_the_same("training or validation data", trainer.task.fingerprint)
         plan = reports.plan(trainer.steps_per_epoch, options)
-        config = config_of(replace(options, run_dir=folder), ranks)
-        run_log = ranks.together(lambda: RunLog(folder, config, plan.steps) if ranks.is_first else NoRunLog())
+        options = replace(options, run_dir=folder)
+        run_log = ranks.together(lambda: open_log(trainer, options, plan, ranks))
         train(trainer, options, ranks, plan, stack.enter_context(run_log))
 
 
@@ -70,12 +69,24 @@ def check(options, ranks):
 
 
 def own_device(device, ranks):
-    """Of the CUDA devices that are visible, the one of this rank's place on its node."""
-    if device != "cuda":
-        return device
-    index = ranks.local_rank % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return f"cuda:{index}"
+    """Of the CUDA devices that are visible, the one of this rank's place on its node. `device` is rank 0's choice."""
+
+    def choose():
+        if device != "cuda":
+            return device
+        if not torch.cuda.device_count():
+            raise UserError("torch finds no CUDA device here, as it does on rank 0; give each rank one or --device cpu")
+        index = ranks.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return f"cuda:{index}"
+
+    return ranks.together(choose)
+
+
+def open_log(trainer, options, plan, ranks):
+    if not ranks.is_first:
+        return NoRunLog()
+    return RunLog(options.run_dir, config_of(options, trainer.task.figures, ranks), plan.steps)
 
 
 def name_of(options, ranks):
@@ -89,7 +100,7 @@ def train(trainer, options, ranks, plan, run):
     announce(trainer, options, ranks, plan, run)
     ranks.share_model(trainer.net)
     optimizer = distribute(trainer, options, ranks)
-    best, judge, summary = None, trainer.task.describe, reports.Summary()
+    best, judge, summary = None, trainer.task.describe, reports.Summary(trainer.task.figures)
     for epoch in range(options.max_epochs):
         train_epoch(trainer, optimizer, options, ranks, run, summary, epoch)
         if is_validated(epoch, options):

@@ -24,8 +24,9 @@ from mpi4py import MPI
 import _project  # noqa: F401 - puts LSTM on the path
 from allreducer import AllReducer
 from compression import compressors
-from errors import UserError, ends_with_user_error
-from files import atomic_write
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write
+from oktopk_training.job import program
 
 LSTMAN4_ELEMENTS = 27_569_568
 LAYERS = 20
@@ -215,7 +216,7 @@ def parse_arguments():
     return options, names
 
 
-@ends_with_user_error
+@program
 def main():
     options, names = parse_arguments()
     comm = MPI.COMM_WORLD

@@ -20,9 +20,11 @@ from torch import nn
 
 import _project
 from dl_trainer import DLTrainer
-from errors import UserError, ends_with_user_error
-from models.lstman4 import FrameNorm
-from options import Parser, parse_options, positive_int
+from oktopk_training.command_line import Parser, positive_int
+from oktopk_training.errors import UserError
+from oktopk_training.job import program
+from oktopk_training.options import parse_options
+from oktopk_training.tasks.speech.model import FrameNorm
 
 WARM_UP = 3  # steps that are not counted: torch chooses its kernels in them
 POLL = 0.02  # seconds between looks at the started program's metrics
@@ -36,7 +38,7 @@ class PlainNorm(nn.BatchNorm1d):
         return super().forward(x)
 
 
-@ends_with_user_error
+@program
 def main():
     given = _parser().parse_args()
     command = ["--batch-size", str(given.batch_size), "--device", "cpu"]

@@ -10,9 +10,9 @@ taken up by the same command. Of a longer run, what it had after --epochs is com
 
 if __name__ == "__main__":
     import _project
-    from errors import end_at_ctrl_c
+    from oktopk_training.job import begin
 
-    end_at_ctrl_c()
+    begin()
 
 import json
 import os
@@ -30,11 +30,12 @@ from typing import NamedTuple
 
 import _project
 from compression import compressors
-from errors import UserError, ends_with_user_error
-from files import atomic_write, make_folder
-from options import Parser, compressor_name, natural, positive_int
+from oktopk_training.command_line import Parser, compressor_name, natural, positive_int
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.job import program
+from oktopk_training.run_layout import CONFIG, LOG
 from plot_run import read_metrics
-from run_layout import CONFIG, LOG
 
 JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
 VAL_INTERVAL = 4  # epochs: 12 and 20 are among those that are validated
@@ -52,7 +53,7 @@ class Outcome(NamedTuple):
     sent: float  # bytes of a step that rank 0 sent, in the run's last phase
 
 
-@ends_with_user_error
+@program
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
     given = _parser().parse_args()

@@ -18,11 +18,12 @@ from importlib import metadata
 from pathlib import Path
 
 import _project
-from errors import UserError, ends_with_user_error
 from link_speed import measure
-from surroundings import MANIFESTS, attempt_import, by_host, launched, look_around, numbers, requirements
+from oktopk_training.errors import UserError
+from oktopk_training.job import program
+from oktopk_training.versions import OLDEST_PYTHON, dotted, numbers
+from surroundings import MANIFESTS, attempt_import, by_host, launched, look_around, requirements
 
-OLDEST_PYTHON = (3, 10)
 MPI_FAMILIES = {  # by what a library says of itself, and by what a launcher does
     "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"),
     "Intel MPI": ("Intel(R) MPI",),
@@ -47,7 +48,8 @@ class Finding:
 def check_python(ranks):
     versions = sorted({rank["python"] for rank in ranks})
     if any(numbers(version) < OLDEST_PYTHON for version in versions):
-        return Finding("python", FAULT, f"{', '.join(versions)} at {sys.executable}", "Python 3.10 or newer is needed")
+        remedy = f"Python {dotted(OLDEST_PYTHON)} or newer is needed"
+        return Finding("python", FAULT, f"{', '.join(versions)} at {sys.executable}", remedy)
     if len(versions) > 1:
         return Finding("python", FAULT, f"ranks run {', '.join(versions)}", "start all in one environment")
     return Finding("python", OK, f"{versions[0]} at {sys.executable}")
@@ -164,7 +166,7 @@ def check_data(ranks, data_dir):
         return Finding(
             "data", FAULT, f"{', '.join(blind)} cannot see {data_dir}", "put the data on a shared file system"
         )
-    manifests, fault = attempt_import("data.manifest")
+    manifests, fault = attempt_import("oktopk_training.tasks.speech.manifest")
     if not manifests:
         return Finding("data", NOTE, f"{data_dir} is there, but could not be read through: {fault}")
     try:
@@ -217,7 +219,7 @@ def table(findings):
     return "\n".join(lines)
 
 
-@ends_with_user_error
+@program
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=_project.AUDIO_DATA, metavar="FOLDER", help="of the corpus")

@@ -19,13 +19,14 @@ from collections import defaultdict
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import _project  # noqa: F401 - puts LSTM/ on the path
-from errors import UserError, ends_with_user_error
-from files import atomic_write
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write
+from oktopk_training.job import program
 
 LINES_LEFT_OUT_STATUS = 1
 
 
-@ends_with_user_error
+@program
 def main():
     options = parse_command_line()
     if options.pairs:

@@ -10,26 +10,30 @@ import sys
 from pathlib import Path
 
 import _project  # noqa: F401 - for the modules of LSTM/
-from errors import UserError, ends_with_user_error
-from files import atomic_write
-from options import Parser
-from run_layout import CONFIG, METRICS
+from oktopk_training.command_line import Parser
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write
+from oktopk_training.job import program
+from oktopk_training.run_layout import CONFIG, METRICS
 
 # What is drawn of each kind of record: a number, or null (only `iter` and `epoch` must be whole numbers).
-DRAWN = {"iter": ("loss", "lr", "bytes_sent"), "val": ("loss", "wer", "cer", "perplexity")}
+DRAWN = {"iter": ("loss", "lr", "bytes_sent"), "val": ("loss",)}  # and the figures of a validation
 COUNTED = {"iter": ("iter", "epoch"), "val": ("epoch",)}
+NO_FIGURES = ("kind", "epoch", "loss")  # of a validation
 SMOOTHING = 25  # steps that the running mean of the loss covers
-INK, GREY, BLUE, RED, GREEN = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b", "#2e8b57"
+INK, GREY, BLUE, RED = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b"
+CURVES = (RED, "#2e8b57", BLUE, "#d68910", "#7d3c98")  # of the figures of a validation
 SPARSE_SHADE = "#fdf1dc"
 
 
-@ends_with_user_error
+@program
 def main():
     given = _parser().parse_args()
     run = Path(given.run)
     records = read_metrics(run)
     out = Path(given.out) if given.out else run / "run.png"
-    figure = draw(records, title_of(run))
+    config = read_config(run)
+    figure = draw(records, title_of(config) or run.name, figures_of(config, records["val"]))
     with atomic_write(out, "wb") as file:
         figure.savefig(file, format="png", dpi=150)
     print(out)
@@ -67,7 +71,8 @@ def _check(record):
     for key in COUNTED.get(kind, ()):
         if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
             raise ValueError(key)
-    for key in DRAWN.get(kind, ()):
+    figures = [key for key in record if key not in NO_FIGURES] if kind == "val" else []
+    for key in (*DRAWN.get(kind, ()), *figures):
         value = record[key] if key in ("loss", "lr") else record.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise TypeError(key)
@@ -75,10 +80,26 @@ def _check(record):
             float(value)  # a whole number may have too many digits for that
 
 
-def title_of(run):
-    """What was trained, if the run's configuration can be read; otherwise the folder's name."""
+def read_config(run):
+    """The run's configuration, or None if it cannot be read: a picture needs none."""
     try:
-        config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
+        return json.loads((run / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def figures_of(config, tested):
+    """What the figures of a validation are called: as the run says, or as its metrics have them."""
+    try:
+        return {key: str(label) for key, label in config["figures"].items()}
+    except (KeyError, TypeError, AttributeError):
+        keys = (key for record in tested for key, value in record.items() if value is not None)
+        return {key: key for key in keys if key not in NO_FIGURES}
+
+
+def title_of(config):
+    """What was trained, if the run's configuration says so."""
+    try:
         options = config["options"]
         size = f"{options['hidden_layers']} layers of {options['hidden_size']}"
         ranks = f"{config['ranks']} rank{'s' if config['ranks'] > 1 else ''} with batch {options['batch_size']}"
@@ -86,11 +107,11 @@ def title_of(run):
         if not options.get("compression"):
             return title
         return f"{title}\n{options['compressor']} at density {options['density']:g}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return run.name
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
-def draw(records, title):
+def draw(records, title, figures):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -110,7 +131,7 @@ def draw(records, title):
     rate.plot(when, [_or_nan(record["lr"]) for record in steps], color=BLUE)
     rate.set_ylabel("learning rate")
     rate.set_ylim(0, 1.1 * max((record["lr"] for record in steps if record["lr"]), default=1))
-    _draw_validation(validation, records["val"])
+    _draw_validation(validation, records["val"], figures)
     for axes in traffic:
         axes.plot(when, sent, color=BLUE)
         axes.set_yscale("log")
@@ -141,16 +162,13 @@ def _draw_loss(axes, steps, when, records):
     axes.set_ylabel("loss")
 
 
-def _draw_validation(axes, tested):
-    keys = ("wer", "cer") if any(record.get("wer") is not None for record in tested) else ("perplexity",)
-    names = {"wer": ("WER", RED), "cer": ("CER", GREEN), "perplexity": ("perplexity", RED)}
+def _draw_validation(axes, tested, figures):
     epochs = [record["epoch"] + 1 for record in tested]
-    for key in keys:
-        label, colour = names[key]
+    for place, (key, label) in enumerate(figures.items()):
         values = [_or_nan(record.get(key)) for record in tested]
-        last = "" if not values else f", {values[-1]:.{1 if key == 'perplexity' else 3}f} at the end"
-        axes.plot(epochs, values, "o-", color=colour, label=label + last)
-    axes.set_ylabel("error rate (validation)" if keys[0] == "wer" else "perplexity (validation)")
+        last = f", {values[-1]:.{3 if abs(values[-1]) < 10 else 1}f} at the end" if values else ""
+        axes.plot(epochs, values, "o-", color=CURVES[place % len(CURVES)], label=label + last)
+    axes.set_ylabel(f"{next(iter(figures.values()))} (validation)" if len(figures) == 1 else "validation")
     axes.set_ylim(bottom=0)
     if not tested:
         axes.text(0.5, 0.5, "no validation yet", ha="center", va="center", transform=axes.transAxes, color=GREY)

@@ -15,13 +15,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 import _project
-from errors import UserError, ends_with_user_error
+from oktopk_training.errors import UserError
+from oktopk_training.job import program
 
 INTERRUPTED_STATUS = 128 + signal.SIGINT
 PLAIN_PROGRESS_STEP = 200  # utterances, where the output is not a terminal
 
 
-@ends_with_user_error
+@program
 def main():
     options = parse_command_line()
     prepare = prepare_synthetic if options.synthetic else prepare_archive

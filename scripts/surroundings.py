@@ -6,7 +6,6 @@ Importing this needs no package, and a package that is missing or broken is a fa
 import importlib
 import os
 import platform
-import re
 from collections import defaultdict
 from importlib import metadata
 
@@ -59,10 +58,6 @@ def installed_version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def numbers(version):
-    return tuple(int(part) for part in re.match(r"\d+(\.\d+)*", version).group().split("."))
 
 
 def by_host(ranks):

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import soundfile
 
 from corpus.layout import Utterance, wav_bytes
-from errors import UserError
+from oktopk_training.errors import UserError
 
 TRANSCRIPTIONS = {"train": "an4_train.transcription", "test": "an4_test.transcription"}
 AUDIO_FOLDERS = {"an4_clstk": "train", "an4test_clstk": "test"}

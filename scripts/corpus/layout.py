@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import UserError
-from files import atomic_write, make_folder
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write, make_folder
 
 MANIFESTS = {"train": "an4_train_manifest.csv", "test": "an4_val_manifest.csv"}
 SAMPLE_BYTES = 2  # 16-bit PCM

@@ -12,7 +12,7 @@ import pytest
 
 from compare_compressors import Outcome, _options, draw, find_run, read_outcome, rows
 from corpora import PROJECT, SMALL, make_corpus, run_program
-from errors import UserError
+from oktopk_training.errors import UserError
 
 PROGRAM = "scripts/compare_compressors.py"
 NAMES = ("dense", "oktopk")

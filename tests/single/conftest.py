@@ -21,6 +21,14 @@ def text_corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def without_mpi(tmp_path_factory):
+    """Variables of a machine without MPI: a module of that name that fails to import."""
+    folder = tmp_path_factory.mktemp("no_mpi")
+    (folder / "mpi4py.py").write_text("raise ImportError('there is no MPI here')\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="session")
 def finished(corpus, tmp_path_factory):
     """A run of two epochs and what it said."""
     run = tmp_path_factory.mktemp("runs") / "run"

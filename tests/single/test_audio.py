@@ -9,10 +9,10 @@ import soundfile
 import torch
 
 from corpora import tone
-from data import audio
-from data.batches import collate, prefetch
-from data.noise import load_noises
-from errors import UserError
+from oktopk_training.errors import UserError
+from oktopk_training.tasks.speech import audio
+from oktopk_training.tasks.speech.batches import collate, prefetch
+from oktopk_training.tasks.speech.noise import load_noises
 
 
 @pytest.mark.filterwarnings("ignore:n_fft=:UserWarning")  # librosa, of very short signals

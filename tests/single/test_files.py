@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from errors import UserError
-from files import atomic_write, make_folder
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write, make_folder
 
 
 def names_in(folder):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from corpora import PROJECT, make_corpus
-from options import parse_options
+from oktopk_training.options import parse_options
 
 FIXES = (PROJECT / "docs" / "fixes.md").read_text()
 SOURCES = sorted(path for folder in ("LSTM", "scripts") for path in (PROJECT / folder).rglob("*.py"))

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from models.lstman4 import LSTMAN4, FrameNorm, output_frames
+from oktopk_training.tasks.speech.audio import output_frames
+from oktopk_training.tasks.speech.model import LSTMAN4, FrameNorm
+from oktopk_training.tasks.speech.task import SpeechTask
 
 FRAMES = torch.tensor([61, 40, 52])
 
@@ -30,7 +32,7 @@ def valid_scores(net, batch, frames=FRAMES):
 
 
 def test_the_full_model_has_27_569_568_parameters_in_40_tensors():
-    parameters = list(LSTMAN4().parameters())
+    parameters = list(LSTMAN4(SpeechTask.hidden_size, SpeechTask.hidden_layers).parameters())
     assert (sum(parameter.numel() for parameter in parameters), len(parameters)) == (27_569_568, 40)
 
 

@@ -10,10 +10,10 @@ import pytest
 import soundfile
 import torch
 
-from checkpoint import read_model
 from corpora import PROJECT, SMALL, TRAINER, make_corpus, run_program, tone, train
 from main_trainer import main
-from tasks.speech import SpeechTask
+from oktopk_training.saved_models import read_model
+from oktopk_training.tasks.speech.task import SpeechTask
 
 TIMES = ("time", "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply", "ms_per_step_dense")
 ITERATION = [
@@ -100,7 +100,7 @@ def test_evaluate_repeats_the_figures_of_the_last_validation(finished, corpus):
     run, _ = finished
     last = [record for record in metrics(run) if record["kind"] == "val"][-1]
     result = run_program(
-        "LSTM/evaluate.py", run / "checkpoints" / "last.pt", corpus / "an4_val_manifest.csv", "--pairs", "2"
+        "scripts/evaluate.py", run / "checkpoints" / "last.pt", corpus / "an4_val_manifest.csv", "--pairs", "2"
     )
     assert result.returncode == 0, result.stderr
     assert f"WER {last['wer']:.4f}" in result.stdout
@@ -128,7 +128,6 @@ def test_a_saved_model_is_where_pretraining_starts(finished, corpus, tmp_path):
     [
         (TRAINER, "."),
         ("main_trainer.py", "LSTM"),
-        ("LSTM/dl_trainer.py", "."),
         (("-m", "mpi4py", TRAINER), "."),
         (("-m", "mpi4py", "main_trainer.py"), "LSTM"),
     ],
@@ -142,12 +141,11 @@ def test_it_runs_from_both_folders_and_through_mpi4py(program, folder, text_corp
     assert validation["wer"] is None
 
 
-def test_mpi_is_not_imported(text_corpus, tmp_path):
-    """A module of that name that fails to import stands in for a machine without MPI."""
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('there is no MPI here')\n")
+def test_one_rank_needs_no_mpi(text_corpus, tmp_path, without_mpi):
     arguments = ["--dnn", "lstm", *SMALL, "--max-epochs", 1, "--data-dir", text_corpus, "--run-dir", tmp_path / "run"]
-    result = run_program("LSTM/dl_trainer.py", *arguments, environment={"PYTHONPATH": str(tmp_path)})
+    result = run_program(TRAINER, *arguments, environment=without_mpi)
     assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["versions"]["mpi4py"] is None
 
 
 def test_a_relative_data_folder_is_found_at_the_top_level_from_inside_lstm(tmp_path):

@@ -6,11 +6,12 @@ import os
 import pytest
 
 from corpora import run_program
-from errors import UserError
-from plot_run import draw, read_metrics
+from oktopk_training.errors import UserError
+from plot_run import draw, figures_of, read_metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLOT = "scripts/plot_run.py"
+FIGURES = {"wer": "WER", "cer": "CER"}
 
 
 def iteration(number, epoch=0, loss=1.0, phase="dense"):
@@ -99,12 +100,21 @@ def test_a_run_that_cannot_be_drawn_is_refused(case, tmp_path):
 def test_what_was_sent_has_a_panel_of_its_own_where_anything_was():
     steps = [iteration(n, loss=2.0) for n in range(4)]
     validation = {"kind": "val", "epoch": 0, "loss": 3.0, "wer": 0.25, "cer": 0.125}
-    alone = draw({"iter": steps, "val": [validation]}, "one rank")
-    assert [axes.get_ylabel() for axes in alone.axes] == ["loss", "learning rate", "error rate (validation)"]
-    several = draw({"iter": [{**step, "bytes_sent": 8000} for step in steps], "val": [validation]}, "two ranks")
+    alone = draw({"iter": steps, "val": [validation]}, "one rank", FIGURES)
+    assert [axes.get_ylabel() for axes in alone.axes] == ["loss", "learning rate", "validation"]
+    several = draw(
+        {"iter": [{**step, "bytes_sent": 8000} for step in steps], "val": [validation]}, "two ranks", FIGURES
+    )
     assert several.axes[-1].get_ylabel() == "sent per step, kB"
     assert list(several.axes[-1].lines[0].get_ydata()) == [8, 8, 8, 8]
     assert [text.get_text() for text in several.axes[2].get_legend().get_texts()] == [
         "WER, 0.250 at the end",
         "CER, 0.125 at the end",
     ]
+
+
+def test_figures_are_called_what_the_run_calls_them_and_otherwise_what_its_metrics_do():
+    tested = [{"kind": "val", "epoch": 0, "loss": 3.0, "wer": None, "perplexity": 20.0}]
+    assert figures_of({"figures": {"bleu": "BLEU"}}, tested) == {"bleu": "BLEU"}
+    for config in (None, [], {}, {"figures": None}):
+        assert figures_of(config, tested) == {"perplexity": "perplexity"}

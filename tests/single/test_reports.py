@@ -8,10 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-import reports
 from allreducer import StepReport
-from options import parse_options
-from reports import REDUCTION, Summary, Tally, announce_plan, breakdown, mean, plan, stage_seconds, step_record, take
+from oktopk_training import reports
+from oktopk_training.options import parse_options
+from oktopk_training.reports import (
+    REDUCTION,
+    Summary,
+    Tally,
+    announce_plan,
+    breakdown,
+    mean,
+    plan,
+    stage_seconds,
+    step_record,
+    take,
+)
 
 
 @pytest.fixture
@@ -121,7 +132,7 @@ def test_the_breakdown_names_the_columns_that_follow():
 
 
 def summary_of(*phases):
-    summary = Summary()
+    summary = Summary({"wer": "WER", "cer": "CER"})
     for phase in phases:
         summary.step(*step(phase, elements=100, selected_global=2, bytes_sent=400 if phase == "dense" else 16))
     summary.epoch(3.5, {"sparsity": [0.98] * phases.count("sparse"), "compression_ratio": [50.0]}, 1)
@@ -146,7 +157,7 @@ def test_skipped_steps_count_apart():
 
 
 def test_of_a_run_whose_steps_were_all_skipped_there_is_a_summary():
-    summary = Summary()
+    summary = Summary({"wer": "WER", "cer": "CER"})
     summary.epoch(3.5, {"sparsity": [], "compression_ratio": []}, 2)
     assert summary.table() == ["summary: loss 3.500 in the first epoch, 3.500 in the last; 2 steps skipped"]
 

@@ -1,6 +1,7 @@
 """What a run does when its files cannot be written, and when two runs want the same folder."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -8,11 +9,11 @@ import sys
 
 import pytest
 
-from board import Board
-from corpora import PROJECT, SMALL, run_program
-from errors import UserError
-from run_layout import METRICS
-from run_log import RunLog, log, run_folder, start_logging
+from corpora import PROJECT, SMALL, TRAINER, run_program
+from oktopk_training.board import Board
+from oktopk_training.errors import UserError
+from oktopk_training.run_layout import METRICS
+from oktopk_training.run_log import RunLog, log, run_folder, start_logging
 
 EPOCH = {"epoch": 0, "loss": 1.0}
 
@@ -27,12 +28,13 @@ def limited_to(size):
     return limit
 
 
-def train_with_files_up_to(size, corpus, run):
+def train_with_files_up_to(size, corpus, run, without_mpi):
     """Without MPI, whose shared memory counts as a file; None is no limit."""
     arguments = [*SMALL, "--data-dir", corpus, "--run-dir", run, "--max-epochs", 3]
     return subprocess.run(
-        [sys.executable, "LSTM/dl_trainer.py", *map(str, arguments)],
+        [sys.executable, TRAINER, *map(str, arguments)],
         cwd=PROJECT,
+        env={**os.environ, **without_mpi},
         capture_output=True,
         text=True,
         timeout=60,
@@ -41,16 +43,18 @@ def train_with_files_up_to(size, corpus, run):
 
 
 @pytest.fixture(scope="module")
-def compiled(corpus, tmp_path_factory):
+def compiled(corpus, tmp_path_factory, without_mpi):
     """The kernels are compiled and in numba's cache."""
-    assert train_with_files_up_to(None, corpus, tmp_path_factory.mktemp("compiled") / "run").returncode == 0
+    assert (
+        train_with_files_up_to(None, corpus, tmp_path_factory.mktemp("compiled") / "run", without_mpi).returncode == 0
+    )
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("size", [800, 3_000, 20_000])
-def test_a_full_disk_ends_a_run_with_one_sentence(size, corpus, tmp_path):
+def test_a_full_disk_ends_a_run_with_one_sentence(size, corpus, tmp_path, without_mpi):
     """The sizes meet, in turn, config.json, the log and the models."""
-    result = train_with_files_up_to(size, corpus, tmp_path / "run")
+    result = train_with_files_up_to(size, corpus, tmp_path / "run", without_mpi)
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: cannot write ")
@@ -111,7 +115,7 @@ def test_of_two_runs_told_the_same_folder_one_gets_it(tmp_path):
 
 
 def test_a_default_folder_that_nothing_came_into_is_taken_away_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("run_log.PROJECT", tmp_path)
+    monkeypatch.setattr("oktopk_training.run_log.PROJECT", tmp_path)
     with run_folder(None, "name") as folder:
         assert folder.parent == tmp_path / "runs" / "name"
         assert folder.is_dir()
@@ -119,8 +123,8 @@ def test_a_default_folder_that_nothing_came_into_is_taken_away_again(tmp_path, m
 
 
 def test_two_default_folders_of_one_second_are_two(tmp_path, monkeypatch):
-    monkeypatch.setattr("run_log.PROJECT", tmp_path)
-    monkeypatch.setattr("run_log.time.strftime", lambda _: "now")
+    monkeypatch.setattr("oktopk_training.run_log.PROJECT", tmp_path)
+    monkeypatch.setattr("oktopk_training.run_log.time.strftime", lambda _: "now")
     with run_folder(None, "name") as first, run_folder(None, "name") as second:
         assert (first.name, second.name) == ("now", "now-2")
     assert list(tmp_path.iterdir()) == []

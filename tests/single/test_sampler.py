@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from data.sampler import BucketSampler
-from errors import UserError
+from oktopk_training.errors import UserError
+from oktopk_training.tasks.speech.sampler import BucketSampler
 
 LENGTHS = np.random.default_rng(0).integers(8_000, 80_000, 203)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from data import text
-from error_rates import count_errors, rate
+from oktopk_training.tasks.speech import text
+from oktopk_training.tasks.speech.error_rates import count_errors, rate
 
 
 def scores_of(path):

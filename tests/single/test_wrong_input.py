@@ -10,14 +10,14 @@ import soundfile
 import torch
 
 import evaluate
-from checkpoint import build_model, read_model
 from corpora import PROJECT, SMALL, TRAINER, make_corpus, run_program, tone, train
-from data.audio import Augmentation
-from data.batches import read_batch
-from data.manifest import load_manifest
-from errors import UserError
 from main_trainer import main
-from tasks.speech import SpeechTask
+from oktopk_training.errors import UserError
+from oktopk_training.saved_models import build_model, read_model
+from oktopk_training.tasks.speech.audio import Augmentation
+from oktopk_training.tasks.speech.batches import read_batch
+from oktopk_training.tasks.speech.manifest import load_manifest
+from oktopk_training.tasks.speech.task import SpeechTask
 
 
 def refused(result, *parts):
@@ -244,8 +244,26 @@ def test_a_model_of_other_sizes_or_a_broken_one_is_refused(finished, corpus, tmp
     shorten(tmp_path / "model.pt", 0.5)
     refused(train(corpus, tmp_path / "run", "--pretrain", tmp_path / "model.pt"), "model.pt is not a saved model")
     manifest = corpus / "an4_val_manifest.csv"
-    refused(run_program("LSTM/evaluate.py", tmp_path / "model.pt", manifest), "model.pt is not a saved model")
-    refused(run_program("LSTM/evaluate.py", model, tmp_path / "no.csv"), "no.csv: there is no such manifest")
+    refused(run_program("scripts/evaluate.py", tmp_path / "model.pt", manifest), "model.pt is not a saved model")
+    refused(run_program("scripts/evaluate.py", model, tmp_path / "no.csv"), "no.csv: there is no such manifest")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def test_a_file_that_would_run_code_is_refused_in_our_own_words(corpus, tmp_path, capsys):
+    """torch's advise to load it in a way that lets it."""
+    torch.save({"model": Malicious()}, tmp_path / "model.pt")
+    for program, words in ((evaluate.main, [str(corpus / "an4_val_manifest.csv")]), (main, [])):
+        before = [] if words else [*SMALL, "--data-dir", str(corpus), "--run-dir", str(tmp_path / "run"), "--pretrain"]
+        with pytest.raises(SystemExit) as ended:
+            program([*before, str(tmp_path / "model.pt"), *words])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("model.pt is not a saved model, or it is damaged; choose another")
     assert os.listdir(tmp_path) == ["model.pt"]
 
 
@@ -307,25 +325,19 @@ def test_a_model_that_memory_cannot_hold_is_refused(corpus, tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-@pytest.mark.parametrize(
-    ("program", "parts"),
-    [(TRAINER, ["started 4 ranks", "MPI sees only this one"]), ("LSTM/dl_trainer.py", ["4 ranks", "main_trainer.py"])],
-)
-def test_ranks_that_cannot_see_each_other_are_refused(program, parts, variable, corpus, tmp_path):
+@pytest.mark.parametrize(("has_mpi", "part"), [(True, "MPI sees only this one"), (False, "MPI cannot be used")])
+def test_ranks_that_cannot_see_each_other_are_refused(has_mpi, part, variable, corpus, tmp_path, without_mpi):
     """The variables stand in for another MPI's launcher; mpi4py may add a warning of its own."""
-    result = run_program(
-        program, *SMALL, "--data-dir", corpus, "--run-dir", tmp_path / "run", environment={variable: "4"}
-    )
+    environment = {variable: "4", **({} if has_mpi else without_mpi)}
+    result = train(corpus, tmp_path / "run", environment=environment)
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert all(part in last for part in parts)
+    assert last.startswith("error: the launcher started 4 ranks")
+    assert part in last
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "program", [TRAINER, "LSTM/dl_trainer.py", "LSTM/evaluate.py", ("-m", "mpi4py", TRAINER)], ids=str
-)
+@pytest.mark.parametrize("program", [TRAINER, "scripts/evaluate.py", ("-m", "mpi4py", TRAINER)], ids=str)
 def test_ctrl_c_while_torch_is_imported_is_one_line(program, tmp_path):
     """A module that gets the signal, and swallows the exception, stands in for torch."""
     (tmp_path / "torch.py").write_text(
@@ -342,7 +354,6 @@ def test_ctrl_c_later_on_is_one_line_too(corpus, tmp_path):
     (tmp_path / "librosa.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     folder = shutil.copytree(corpus, tmp_path / "data")
     soundfile.write(folder / "train00.wav", tone(0.8, rate=8_000), 8_000)
-    arguments = [*SMALL, "--data-dir", folder, "--run-dir", tmp_path / "run"]
-    result = run_program("LSTM/dl_trainer.py", *arguments, environment={"PYTHONPATH": str(tmp_path)})
+    result = train(folder, tmp_path / "run", environment={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 130
     assert result.stderr.split() == ["interrupted"]

@@ -12,8 +12,8 @@ from mpi4py import MPI
 from corpora import SMALL
 from dl_trainer import DLTrainer
 from main_trainer import accumulate, distribute
-from options import parse_options
-from world import MPIRanks, Ranks
+from oktopk_training.options import parse_options
+from oktopk_training.ranks import alone, connect
 
 BATCH = 2
 
@@ -33,9 +33,9 @@ def parameters_after_training(ranks, batch_size, nsteps_update):
 
 
 nsteps_update = int(sys.argv[3])
-many = parameters_after_training(MPIRanks(), BATCH, nsteps_update)
+many = parameters_after_training(connect(), BATCH, nsteps_update)
 if MPI.COMM_WORLD.rank == 0:
-    one = parameters_after_training(Ranks(), BATCH * MPI.COMM_WORLD.size, nsteps_update)
-    start = parameters_after_training(Ranks(), BATCH, 1) - one
+    one = parameters_after_training(alone(), BATCH * MPI.COMM_WORLD.size, nsteps_update)
+    start = parameters_after_training(alone(), BATCH, 1) - one
     found = {"difference": float((many - one).abs().max()), "scale": float(start.abs().max())}
     sys.stdout.write(json.dumps(found) + "\n")

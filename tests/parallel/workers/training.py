@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 import main_trainer
 from dl_trainer import DLTrainer
-from errors import UserError
-from tasks import TASKS
+from oktopk_training.errors import UserError
+from oktopk_training.tasks import TASKS
 
 COMM = MPI.COMM_WORLD
 fault, arguments = sys.argv[1], sys.argv[2:]

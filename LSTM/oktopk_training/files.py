@@ -5,7 +5,7 @@ import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from errors import UserError
+from .errors import UserError
 
 PARTIAL_SUFFIX = ".part"
 

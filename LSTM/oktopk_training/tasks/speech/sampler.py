@@ -6,7 +6,7 @@ grow with the length, and untrained weights are the easiest to ruin.
 
 import numpy as np
 
-from errors import UserError
+from ...errors import UserError
 
 _JITTER = 0.05  # lengths are blurred by ±5%, so that the same utterances do not always meet
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError
+from ...errors import UserError
 
 END_OF_SENTENCE = "<eos>"
 STEPS = 35  # words that one batch covers of each stream

@@ -2,14 +2,12 @@
 
 from torch import nn
 
-HIDDEN_SIZE = 1500
-HIDDEN_LAYERS = 2
 _DROPOUT = 0.65  # Zaremba et al. 2014, "Recurrent Neural Network Regularization", for the large model
 _INITIAL_RANGE = 0.04  # the same source
 
 
 class LSTMPTB(nn.Module):
-    def __init__(self, words, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
+    def __init__(self, words, hidden_size, hidden_layers):
         super().__init__()
         self.sizes = {"words": words, "hidden_size": hidden_size, "hidden_layers": hidden_layers}
         self.dropout = nn.Dropout(_DROPOUT)

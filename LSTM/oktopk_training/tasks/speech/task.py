@@ -1,4 +1,4 @@
-"""AN4: recordings in, spoken text out, learnt with CTC."""
+"""The task of AN4: CTC loss, transcripts, error rates."""
 
 import hashlib
 from collections import Counter
@@ -7,13 +7,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from data import audio, text
-from data.batches import prefetch, read_batch
-from data.manifest import load_manifest
-from data.noise import load_noises
-from data.sampler import BucketSampler
-from error_rates import count_errors, rate
-from models.lstman4 import LSTMAN4, output_frames
+from ..task import Task
+from . import audio, text
+from .batches import prefetch, read_batch
+from .error_rates import count_errors, rate
+from .manifest import load_manifest
+from .model import LSTMAN4
+from .noise import load_noises
+from .sampler import BucketSampler
 
 TRAIN_MANIFEST = "an4_train_manifest.csv"
 VAL_MANIFEST = "an4_val_manifest.csv"
@@ -37,7 +38,7 @@ def ctc_losses(scores, frames, batch):
 def count_infeasible(batch):
     """Utterances that no alignment fits, so that their loss was infinite. A fast tempo can make one."""
     needed = torch.tensor([text.frames_needed(spoken) for spoken in batch.texts])
-    return int((output_frames(batch.frames.cpu()) < needed).sum())
+    return int((audio.output_frames(batch.frames.cpu()) < needed).sum())
 
 
 @torch.no_grad()
@@ -83,11 +84,19 @@ def error_figures(totals):
     }
 
 
-class SpeechTask:
+class SpeechTask(Task):
+    name = "lstman4"
+    dataset = "an4"
+    data_dir = "audio_data"
+    data_source = "make the data with scripts/prepare_an4.py"
+    hidden_size, hidden_layers = 800, 5
+    max_grad_norm = 400.0
+    model = LSTMAN4
+    figures = {"wer": "WER", "cer": "CER", "wer_mean": "mean WER of utterances"}  # noqa: RUF012 - never changed
     headline = "wer"
 
     def __init__(self, options, rank=0, size=1):
-        self.options = options
+        super().__init__(options, rank, size)
         self.train_set = load_manifest(options.data_dir / TRAIN_MANIFEST)
         val_set = load_manifest(options.data_dir / VAL_MANIFEST)
         by_length = sorted(val_set, key=lambda utterance: utterance.samples)
@@ -125,10 +134,7 @@ class SpeechTask:
 
     def describe(self, figures):
         over = " (WER exceeds 1: more errors than reference words)" if figures["wer"] > 1 else ""
-        return (
-            f"loss {figures['loss']:.3f}, WER {figures['wer']:.3f}, CER {figures['cer']:.3f}, "
-            f"mean WER of utterances {figures['wer_mean']:.3f}{over}"
-        )
+        return super().describe(figures) + over
 
 
 def _augmentation(options):

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -17,10 +16,10 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from errors import UserError
-from files import atomic_write, make_folder, writing
-from options import PROJECT
-from run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
+from .errors import UserError
+from .files import atomic_write, make_folder, writing
+from .places import PROJECT
+from .run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
 
 log = logging.getLogger("oktopk")
 
@@ -59,6 +58,7 @@ _EPOCH = {
     "skipped_steps": 0,
     "time": None,
 }
+_VALIDATION = {"epoch": None, "loss": None, "wer": None, "wer_mean": None, "cer": None}
 
 
 @contextmanager
@@ -129,7 +129,7 @@ class RunLog:
     """The open files of a run. Use it as a context; every line is on disk when the call that wrote it returns."""
 
     def __init__(self, folder, config, steps):
-        from board import Board
+        from .board import Board  # only rank 0 needs it
 
         self.folder = folder
         make_folder(folder / CHECKPOINTS)
@@ -180,7 +180,7 @@ class RunLog:
         self._to_board(self._write("epoch", {**_EPOCH, **values}), values["epoch"])
 
     def validation(self, **values):
-        self._to_board(self._write("val", values), values["epoch"])
+        self._to_board(self._write("val", {**_VALIDATION, **values}), values["epoch"])
 
     def event(self, name, **values):
         self._write("event", {"name": name, **values})
@@ -255,19 +255,20 @@ def _to_file(path):
     return file
 
 
-def config_of(options, ranks):
-    """What config.json holds. Every rank must call this."""
+def config_of(options, figures, ranks):
+    """What config.json holds."""
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return {
         "options": plain,
+        "figures": figures,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": numpy.__version__,
             **ranks.versions,
         },
-        "git_commit": _git_commit() if ranks.is_first else None,
-        "hosts": ranks.everyones(socket.gethostname()),
+        "git_commit": _git_commit(),
+        "hosts": ranks.hosts,
         "ranks": ranks.size,
         "ranks_per_node": ranks.local_size,
         "command": sys.argv,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import soundfile
 
-from data import audio, text
-from errors import UserError
-from models.lstman4 import output_frames
+from ...errors import UserError
+from . import audio, text
 
 log = logging.getLogger("oktopk")
 
@@ -87,7 +86,7 @@ def _utterance(line, folder):
     samples = -(-header.frames * audio.SAMPLE_RATE // header.samplerate)
     if samples > _LONGEST * audio.SAMPLE_RATE:
         raise _Fault(f"{sound} lasts longer than {_LONGEST // 60} minutes; cut it into sentences or remove the line")
-    frames, needed = output_frames(audio.frame_count(samples)), text.frames_needed(spoken)
+    frames, needed = audio.output_frames(audio.frame_count(samples)), text.frames_needed(spoken)
     if frames < needed:
         raise _Fault(
             f"the transcript {transcript} needs {needed} frames of the model's output, but {sound} gives {frames}; "

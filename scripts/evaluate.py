@@ -1,29 +1,33 @@
-"""Judge a saved model: python LSTM/evaluate.py MODEL MANIFEST [--pairs N]"""
+"""Judge a saved model: python scripts/evaluate.py MODEL MANIFEST [--pairs N]"""
+
+import _project  # noqa: F401 - for the modules of LSTM/
 
 if __name__ == "__main__":
-    from errors import end_at_ctrl_c
+    from oktopk_training.job import begin
 
-    end_at_ctrl_c()
+    begin()
 
 import sys
 from itertools import islice
 
 import torch
 
-from checkpoint import build_model, read_model
-from data.manifest import load_manifest
-from errors import UserError, ends_with_user_error
-from options import Parser, choose_device, natural, positive_int
-from run_log import start_logging
-from tasks.speech import batches_by_length, error_figures, total_errors, transcribe
+from oktopk_training.command_line import Parser, natural, positive_int
+from oktopk_training.errors import UserError
+from oktopk_training.job import program
+from oktopk_training.options import choose_device
+from oktopk_training.run_log import start_logging
+from oktopk_training.saved_models import build_model, read_model
+from oktopk_training.tasks.speech.manifest import load_manifest
+from oktopk_training.tasks.speech.task import SpeechTask, batches_by_length, error_figures, total_errors, transcribe
 
 
-@ends_with_user_error
+@program
 def main(arguments=None):
     options = _parser().parse_args(arguments)
     start_logging()
     content = read_model(options.model)
-    if content["dnn"] != "lstman4":
+    if content["dnn"] != SpeechTask.name:
         raise UserError(f"{options.model} is a model of {content['dnn']}, which does not transcribe speech")
     utterances = load_manifest(options.manifest)
     device = torch.device(choose_device(options.device))

@@ -1,4 +1,4 @@
-"""Penn Treebank: the next word of a text, judged by perplexity."""
+"""The task of the Penn Treebank: cross entropy over parallel streams of words."""
 
 import hashlib
 import math
@@ -7,18 +7,27 @@ from collections import Counter
 import torch
 import torch.nn.functional as F
 
-from data.ptb import load_ptb, streams, windows
-from models.lstm import LSTMPTB
+from ..task import Task
+from .model import LSTMPTB
+from .text import load_ptb, streams, windows
 
 _DECAY = 0.1
 _DECAY_EPOCHS = (20, 40, 60)  # the learning rate is multiplied by _DECAY at the start of each
 
 
-class LanguageTask:
+class LanguageTask(Task):
+    name = "lstm"
+    dataset = "ptb"
+    data_dir = "ptb_data"
+    data_source = "name the folder that holds ptb.train.txt, ptb.valid.txt and ptb.test.txt"
+    hidden_size, hidden_layers = 1500, 2
+    max_grad_norm = 0.25
+    model = LSTMPTB
+    figures = {"perplexity": "perplexity"}  # noqa: RUF012 - never changed
     headline = "perplexity"
 
     def __init__(self, options, rank=0, size=1):
-        self.options = options
+        super().__init__(options, rank, size)
         batch = options.batch_size
         self.vocabulary, texts = load_ptb(options.data_dir)
         train = streams(texts["train"], batch * size, "ptb.train.txt")
@@ -62,7 +71,4 @@ class LanguageTask:
     def summarise(self, totals):
         loss = totals["loss"] / totals["words"]
         perplexity = math.exp(loss) if loss < math.log(1e300) else math.inf
-        return {"loss": loss, "wer": None, "wer_mean": None, "cer": None, "perplexity": perplexity}
-
-    def describe(self, figures):
-        return f"loss {figures['loss']:.3f}, perplexity {figures['perplexity']:.1f}"
+        return {"loss": loss, "perplexity": perplexity}

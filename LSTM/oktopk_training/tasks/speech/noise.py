@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from data import audio
-from errors import UserError
+from ...errors import UserError
+from . import audio
 
 
 def load_noises(folder):

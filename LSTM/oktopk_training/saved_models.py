@@ -9,17 +9,15 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError
-from files import atomic_write
-from models.lstm import LSTMPTB
-from models.lstman4 import LSTMAN4
+from .errors import UserError
+from .files import atomic_write
+from .tasks import TASKS
 
 # torch's reader was not written for damaged files: it can end with any of these.
 _OF_DAMAGED_FILES = (
     *(OSError, RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, MemoryError),
     *(AssertionError, struct.error, pickle.UnpicklingError, zipfile.BadZipFile),
 )
-MODELS = {"lstman4": LSTMAN4, "lstm": LSTMPTB}
 
 
 def save_model(path, net, dnn, epoch, figures):
@@ -38,8 +36,9 @@ def read_model(path):
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except _OF_DAMAGED_FILES as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not a saved model, or it is damaged ({reason}); choose another") from None
+        # Not torch's words: they advise to load the file in a way that lets it run code.
+        reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        raise UserError(f"{path} is not a saved model, or it is damaged{reason}; choose another") from None
     wanted = {"dnn": str, "sizes": dict, "model": dict}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in wanted.items()):
         raise UserError(f"{path} is not a model that this program saved; choose one from a run's checkpoints/")
@@ -50,7 +49,7 @@ def build_model(content, path):
     """The model that `read_model` found in `path`."""
     sizes = content["sizes"]
     try:
-        net = MODELS[content["dnn"]](**sizes)
+        net = TASKS[content["dnn"]].model(**sizes)
     except (LookupError, TypeError, ValueError, RuntimeError):
         raise _inconsistent(path) from None
     _fill(net, content, path)

@@ -9,8 +9,8 @@ import numpy as np
 import soundfile
 import torch
 
-from data import audio, text
-from errors import UserError
+from ...errors import UserError
+from . import audio, text
 
 _AHEAD = 4  # batches; reading one takes about a hundredth of a step
 _PATIENCE = 0.1  # seconds that a full queue is waited for before looking whether anyone still wants it

@@ -1,27 +1,28 @@
 """The command line: every option, its default and its check, into one frozen `Options`."""
 
 import argparse
-import math
-import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from errors import UserError
+from .command_line import (
+    Parser,
+    boolean,
+    compressor_name,
+    hyphenated,
+    natural,
+    non_negative_float,
+    positive_float,
+    positive_int,
+    probability,
+    share,
+    up_to,
+)
+from .errors import UserError
+from .places import find_folder
+from .tasks import DEFAULT, TASKS
 
-PROJECT = Path(__file__).resolve().parent.parent
-DATASETS = {"lstman4": "an4", "lstm": "ptb"}  # what each model learns from
-DATA_DIRS = {"an4": "audio_data", "ptb": "ptb_data"}
-DATA_SOURCES = {
-    "an4": "make the data with scripts/prepare_an4.py",
-    "ptb": "name the folder that holds ptb.train.txt, ptb.valid.txt and ptb.test.txt",
-}
-HIDDEN = {"lstman4": (800, 5), "lstm": (1500, 2)}  # size, layers
-# No use of an option needs more than this, and torch, which computes in float32 and int64, takes no more than some.
-MOST = 10**9
 MOST_UNITS, MOST_LAYERS = 2**16, 100
 MOST_SEED = 2**62  # each rank adds its number
-MAX_GRAD_NORM = {"lstman4": 400.0, "lstm": 0.25}
 
 
 @dataclass(frozen=True)
@@ -71,30 +72,29 @@ class Options:
 
 def parse_options(arguments, description=None):
     """Command-line words to validated options. Nothing is opened but what must be looked for: folders and devices."""
-    given = _parser(description).parse_args([_hyphenated(word) for word in arguments])
+    given = _parser(description).parse_args([hyphenated(word) for word in arguments])
     if given.resume or given.checkpoint_interval:
         raise UserError(
             "--resume and --checkpoint-interval are not offered yet, for nothing saves the residuals of a sparse run; "
             "start from a run's last weights with --pretrain RUN/checkpoints/last.pt"
         )
-    dataset = given.dataset or DATASETS[given.dnn]
-    if dataset != DATASETS[given.dnn]:
-        raise UserError(f"--dnn {given.dnn} learns from --dataset {DATASETS[given.dnn]}, not from {dataset}")
+    task = TASKS[given.dnn]
+    if given.dataset not in (None, task.dataset):
+        raise UserError(f"--dnn {given.dnn} learns from --dataset {task.dataset}, not from {given.dataset}")
     if given.noise_dir and not given.augment:
         raise UserError("--noise-dir has no effect with --no-augment; drop one of them")
-    size, layers = HIDDEN[given.dnn]
     return Options(
         dnn=given.dnn,
-        dataset=dataset,
-        data_dir=find_folder(given.data_dir or DATA_DIRS[dataset], "--data-dir", DATA_SOURCES[dataset]),
+        dataset=task.dataset,
+        data_dir=find_folder(given.data_dir or task.data_dir, "--data-dir", task.data_source),
         batch_size=given.batch_size,
         nsteps_update=given.nsteps_update,
         lr=given.lr,
         max_epochs=given.max_epochs,
         val_interval=given.val_interval,
-        max_grad_norm=given.max_grad_norm or MAX_GRAD_NORM[given.dnn],
-        hidden_size=given.hidden_size or size,
-        hidden_layers=given.hidden_layers or layers,
+        max_grad_norm=given.max_grad_norm or task.max_grad_norm,
+        hidden_size=given.hidden_size or task.hidden_size,
+        hidden_layers=given.hidden_layers or task.hidden_layers,
         augment=given.augment,
         noise_dir=find_folder(given.noise_dir, "--noise-dir") if given.noise_dir else None,
         noise_prob=given.noise_prob,
@@ -116,16 +116,6 @@ def parse_options(arguments, description=None):
     )
 
 
-def find_folder(name, option, remedy="name one that exists"):
-    """A relative folder is looked for from the current folder, then from the project's: job scripts start in either."""
-    candidates = list(dict.fromkeys([Path.cwd() / name, PROJECT / name]))
-    for folder in candidates:
-        if os.path.isdir(folder):  # unlike Path.is_dir, it takes a name that is too long
-            return folder.resolve()
-    looked = " nor ".join(str(folder) for folder in candidates)
-    raise UserError(f"{option} {name}: there is no folder {looked}; {remedy}")
-
-
 def choose_device(name):
     import torch
 
@@ -134,92 +124,12 @@ def choose_device(name):
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults in brackets, but for options without one and flags."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default in (None, True, False) else super()._get_help_string(action)
-
-
-class Parser(argparse.ArgumentParser):
-    """Options are never abbreviated, so that a new one cannot change what an old script says."""
-
-    def __init__(self, **settings):
-        super().__init__(allow_abbrev=False, formatter_class=_Help, **settings)
-
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the options")
-
-
-def positive_int(word, most=MOST):
-    return _number(int, word, lambda value: value > 0, "a whole number above 0", most)
-
-
-def natural(word, most=MOST):
-    return _number(int, word, lambda value: value >= 0, "a whole number, 0 or more", most)
-
-
-def up_to(most, kind=positive_int):
-    return partial(kind, most=most)
-
-
-def positive_float(word):
-    return _number(float, word, lambda value: value > 0, "a number above 0")
-
-
-def non_negative_float(word):
-    return _number(float, word, lambda value: value >= 0, "a number, 0 or more")
-
-
-def probability(word):
-    return _number(float, word, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-
-
-def share(word):
-    return _number(float, word, lambda value: 0 < value <= 1, "a share above 0 and at most 1")
-
-
-def boolean(word):
-    try:
-        return {"true": True, "false": False}[word.lower()]
-    except KeyError:
-        raise argparse.ArgumentTypeError(f"expected True or False, found {word!r}") from None
-
-
-def compressor_name(word):
-    from compression import compressors  # its kernels take a while to import
-
-    if word not in compressors:
-        raise argparse.ArgumentTypeError(f"there is no {word!r}; choose from {', '.join(compressors)}")
-    return word
-
-
-def _number(kind, word, holds, wanted, most=MOST):
-    try:
-        value = kind(word)
-    except ValueError:
-        value = math.nan
-    if not -math.inf < value < math.inf or not holds(value):
-        raise argparse.ArgumentTypeError(f"expected {wanted}, found {word!r}")
-    if value > most:
-        raise argparse.ArgumentTypeError(f"expected at most {most}, found {word!r}")
-    return value
-
-
-def _hyphenated(word):
-    """--data_dir=a_b -> --data-dir=a_b."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
 def _parser(description):
     parser = Parser(description=description)
     add = parser.add_argument
     what = parser.add_argument_group("what is trained").add_argument
-    what("--dnn", choices=sorted(DATASETS), default="lstman4", help="the model: lstman4 for speech, lstm for text")
-    what("--dataset", choices=sorted(DATASETS.values()), help="an4 for lstman4, ptb for lstm")
+    what("--dnn", choices=sorted(TASKS), default=DEFAULT, help="the model")
+    what("--dataset", choices=sorted(task.dataset for task in TASKS.values()), help="what it learns from")
     what("--data-dir", metavar="FOLDER", help="from here or from the project's folder; audio_data, ptb_data for ptb")
     what(
         "--hidden-size",

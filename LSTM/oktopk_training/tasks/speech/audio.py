@@ -43,6 +43,11 @@ def frame_count(samples, hop=HOP):
     return 1 + samples // hop
 
 
+def output_frames(frames):
+    """Frames of the model's output: its first convolution halves their rate, and nothing else changes it."""
+    return (frames + 1) // 2
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Random tempo and gain, and noise where there are recordings of it."""

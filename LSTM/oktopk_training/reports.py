@@ -207,7 +207,9 @@ _LABELS = {**{stage: stage.replace("_", "-") for stage in STAGES}, "total": "who
 class Summary:
     """Gathers, step by step and epoch by epoch, what the table at the end holds."""
 
-    def __init__(self):
+    def __init__(self, labels):
+        """`labels` says what the figures of a validation are called."""
+        self.labels = labels
         self.phases = {"dense": Tally(), "sparse": Tally()}
         self.losses, self.sparsities, self.ratios, self.figures = [], [], [], {}
         self.skipped = 0
@@ -232,7 +234,7 @@ class Summary:
             "skipped_steps": self.skipped,
             "loss_first": self.losses[0],
             "loss_last": self.losses[-1],
-            **{key: self.figures.get(key) for key in ("wer", "cer", "perplexity") if self.figures.get(key) is not None},
+            **{key: self.figures[key] for key in self.labels if self.figures.get(key) is not None},
             "avg_sparsity": mean(self.sparsities),
             "avg_compression_ratio": mean(self.ratios),
         }
@@ -255,12 +257,12 @@ class Summary:
             ),
         ]
         head = [f"loss {record['loss_first']:.3f} in the first epoch, {record['loss_last']:.3f} in the last"]
-        head += [f"{key} {record[key]:.4f}" for key in ("wer", "cer", "perplexity") if key in record]
+        head += [f"{label} {record[key]:.4f}" for key, label in self.labels.items() if key in record]
         if record["avg_sparsity"] is not None:
             head.append(f"sparsity {record['avg_sparsity']:.4f}, ratio {record['avg_compression_ratio']:.1f}")
         if self.skipped:
             head.append(f"{self.skipped} steps skipped")
-        return ["summary: " + "; ".join(head).replace("wer", "WER").replace("cer", "CER"), *map(_row, lines)]
+        return ["summary: " + "; ".join(head), *map(_row, lines)]
 
 
 def _row(cells):

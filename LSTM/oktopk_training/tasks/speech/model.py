@@ -9,19 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data.audio import BINS
-from data.text import LABELS
+from .audio import BINS, output_frames
+from .text import LABELS
 
-HIDDEN_SIZE = 800
-HIDDEN_LAYERS = 5
 _CHANNELS = 32
 _FUTURE = 20  # frames that the lookahead convolution sees beyond the current one
 _CEILING = 20.0  # of hardtanh
-
-
-def output_frames(frames):
-    """The first convolution halves the frame rate; nothing else changes it."""
-    return (frames + 1) // 2
 
 
 class FrameNorm(nn.BatchNorm1d):
@@ -65,14 +58,14 @@ class Lookahead(nn.Module):
 
 
 class LSTMAN4(nn.Module):
-    """Sizes are options; the contract's model has five layers of 800.
+    """Sizes are options; the contract's are those of the task.
 
     Initialised as torch does by default, but for the gain of the last norm: with it, what the scores are made of has
     length 1 in each frame, however wide the layers are. At gain 1 that is sqrt(800), and so steep a loss, summed over
     an utterance, that learning rate 0.01 ruins the weights in a dozen steps.
     """
 
-    def __init__(self, hidden_size=HIDDEN_SIZE, hidden_layers=HIDDEN_LAYERS):
+    def __init__(self, hidden_size, hidden_layers):
         super().__init__()
         self.sizes = {"hidden_size": hidden_size, "hidden_layers": hidden_layers}
         self.convolutions = nn.ModuleList(

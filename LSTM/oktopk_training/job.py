@@ -1,0 +1,117 @@
+"""How a program begins, and the one place where errors end it: with a line and a status, and on all ranks.
+
+if __name__ == "__main__":
+    from oktopk_training.job import begin
+
+    begin()
+
+import torch
+
+@program
+def main(): ...
+"""
+
+import functools
+import os
+import signal
+import sys
+import threading
+import traceback
+
+from .errors import SharedError, UserError
+from .versions import refuse_old_versions
+
+FAILURE_STATUS = 1
+USER_ERROR_STATUS = 2
+INTERRUPTED_STATUS = 130  # as a shell reports a process that Ctrl-C ended
+SECONDS_TO_BE_HEARD = 0.5  # a launcher that is told to abort drops what is still in its pipes
+
+_ranks = None  # that train together, once they are connected
+
+
+def begin():
+    """For a program that has yet to import torch, which takes seconds and needs a Python that is new enough.
+
+    Ctrl-C ends it there and then: an exception would show where torch is just now, or be swallowed by it. `main` has
+    the usual one again.
+    """
+    try:
+        refuse_old_versions()
+    except UserError as error:
+        _refuse(error)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # shells make background jobs ignore Ctrl-C
+        signal.signal(signal.SIGINT, _end_at_once)
+
+
+def _end_at_once(*_):
+    os.write(sys.stderr.fileno(), b"\ninterrupted\n")
+    os._exit(INTERRUPTED_STATUS)
+
+
+def enlist(ranks):
+    """What ends this rank ends all of them from now on: they would wait for it in their next collective."""
+    global _ranks
+    _ranks = ranks
+
+
+def program(main):
+    """Decorate a program's `main`: a UserError becomes one line on stderr and exit status 2, without a traceback.
+
+    Ctrl-C has the status that shells give it. Any other error is one of the program: it keeps its traceback, and ends
+    the job on all ranks.
+    """
+
+    @functools.wraps(main)
+    def run(*args, **kwargs):
+        if signal.getsignal(signal.SIGINT) is _end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return main(*args, **kwargs)
+        except UserError as error:
+            _refuse(error)
+        except KeyboardInterrupt:
+            _interrupt()
+        except Exception:
+            if _are_several():
+                _say(f"rank {_ranks.rank}: {traceback.format_exc()}")
+                _abort(FAILURE_STATUS)
+            raise
+        finally:
+            enlist(None)
+
+    return run
+
+
+def _refuse(error):
+    if _are_several():
+        shared = isinstance(error, SharedError)
+        if _ranks.is_first or not shared:
+            _say(f"error: {error if shared else f'on rank {_ranks.rank}: {error}'}\n")
+        if not shared:
+            _abort(USER_ERROR_STATUS)
+        _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
+    else:
+        _say(f"error: {error}\n")
+    sys.exit(USER_ERROR_STATUS)
+
+
+def _interrupt():
+    if _are_several():  # all of them are, and their launcher says so
+        _abort(INTERRUPTED_STATUS)
+    _say("\ninterrupted\n")
+    sys.exit(INTERRUPTED_STATUS)
+
+
+def _are_several():
+    return _ranks is not None and _ranks.size > 1
+
+
+def _say(text):
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _abort(status):
+    threading.Event().wait(SECONDS_TO_BE_HEARD)
+    _ranks.abort(status)

@@ -1,0 +1,206 @@
+"""The ranks that train together: who they are, what they agree on, and what they do at once."""
+
+import os
+import pickle
+import socket
+from collections import Counter
+
+import torch
+
+from comm import Communicator, MPICommunicator
+from launch import launched_ranks, ranks_that_mpi_does_not_see
+
+from . import job
+from .errors import SharedError, UserError
+
+LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yields by itself when cores are short
+YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
+
+
+class Alone(Communicator):
+    """The communicator of one rank, without MPI: all that is sent is here already."""
+
+    rank, size = 0, 1
+
+    def versions(self):
+        return {"mpi4py": None, "mpi_library": None}
+
+    def allreduce(self, buffer, op="sum"):
+        pass
+
+    def allgather(self, buffer):
+        return buffer.clone().view(1, -1)
+
+    def allgatherv(self, buffer, counts):
+        return buffer.clone()
+
+    def alltoall(self, buffer):
+        return buffer.clone()
+
+    def alltoallv(self, buffer, send_counts, receive_counts):
+        return buffer.clone()
+
+    def bcast(self, buffer, root=0):
+        pass
+
+    def send(self, buffer, destination):
+        raise ValueError("one rank alone has nobody to send to")
+
+    def receive(self, count, dtype, source, device="cpu"):
+        raise ValueError("one rank alone has nobody to receive from")
+
+
+class _MPI(MPICommunicator):
+    """With what `Ranks` asks of a communicator beyond its operations."""
+
+    def versions(self):
+        import mpi4py
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version().strip("\0\n ").splitlines()[0]
+        return {"mpi4py": mpi4py.__version__, "mpi_library": library}
+
+    def abort(self, status):
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(status)
+
+
+def connect():
+    """The ranks that were started, by now known to `job`. This is the one place where MPI is opened.
+
+    Where there is none, one rank alone does without, unless a launcher says that it has started others.
+    """
+    _yield_if_crowded()
+    try:
+        import mpi4py.MPI  # noqa: F401 - to see whether it can be
+    except (ImportError, RuntimeError) as error:
+        if launched_ranks() > 1:
+            raise UserError(
+                f"the launcher started {launched_ranks()} ranks, but MPI cannot be used ({error}); install an MPI and "
+                "mpi4py, or start one rank"
+            ) from None
+        return alone()
+    ranks = Ranks(_MPI(), _MPI)
+    unseen = ranks_that_mpi_does_not_see(ranks.size)
+    if unseen:
+        raise UserError(unseen)
+    job.enlist(ranks)
+    return ranks
+
+
+def alone():
+    return Ranks(Alone(), Alone)
+
+
+class Ranks:
+    """Over a communicator of its own. `new_communicator` makes the reducer's, whose messages must never meet ours."""
+
+    def __init__(self, communicator, new_communicator):
+        self._communicator, self.new_communicator = communicator, new_communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.versions = communicator.versions()
+        places = self.everyones((socket.gethostname(), _cores()))
+        self.hosts = [host for host, _ in places]
+        here = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+        self.local_rank, self.local_size = here.index(self.rank), len(here)
+        self.cores = len(set().union(*(places[rank][1] for rank in here)))
+
+    @property
+    def is_first(self):
+        return self.rank == 0
+
+    def everyones(self, value):
+        """The value of each rank, in the order of ranks; on all of them."""
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = self._communicator.allgather(torch.tensor([own.numel()])).flatten().tolist()
+        pickled = self._communicator.allgatherv(own, lengths).split(lengths)
+        return [pickle.loads(each.numpy().tobytes()) for each in pickled]
+
+    def barrier(self):
+        """Nobody goes on before all have come."""
+        self._communicator.allreduce(torch.zeros(1))
+
+    def abort(self, status):
+        """End the job on all ranks, whatever they are doing."""
+        self._communicator.abort(status)
+
+    def together(self, action):
+        """Run the action on every rank. If it fails on any with a UserError, all raise it; so with an end (--help)."""
+        result, error = None, None
+        try:
+            result = action()
+        except (UserError, SystemExit) as met:
+            error = met
+        errors = self.everyones(error)
+        rank = next((rank for rank, met in enumerate(errors) if met is not None), None)
+        if rank is None:
+            return result
+        if isinstance(errors[rank], SystemExit):
+            raise SystemExit(errors[rank].code)
+        raise SharedError(f"on rank {rank}: {errors[rank]}" if rank else str(errors[rank])) from error
+
+    def on_first(self, action):
+        """Run the action on rank 0 alone; a UserError there is raised by all. None on the others."""
+        return self.together(action if self.is_first else lambda: None)
+
+    def from_first(self, action):
+        """What the action returns on rank 0, on every rank."""
+        return self.everyones(self.on_first(action))[0]
+
+    def insist_on_the_same(self, what, value):
+        values = self.everyones(value)
+        other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
+        if other is not None:
+            raise SharedError(f"rank {other} has other {what} than rank 0; give all ranks the same")
+
+    def add_up(self, counts):
+        total = Counter()
+        for each in self.everyones(counts):
+            total.update(each)
+        return total
+
+    def mean(self, value):
+        return sum(self.everyones(value)) / self.size
+
+    def share_cores(self):
+        """Divide this node's cores among its ranks' torch threads; the number that each gets, or None if unchanged.
+
+        torch would start a thread for every core on every rank. OMP_NUM_THREADS has the last word.
+        """
+        if self.local_size == 1 or "OMP_NUM_THREADS" in os.environ:
+            return None
+        threads = max(1, self.cores // self.local_size)
+        torch.set_num_threads(threads)
+        return threads
+
+    @torch.no_grad()
+    def share_model(self, net):
+        """Overwrite every rank's parameters and buffers with rank 0's: as bytes, for a transport knows few dtypes."""
+        for tensor in net.state_dict().values():
+            flat = tensor.reshape(-1)
+            self._communicator.bcast(flat.view(torch.uint8))
+            tensor.copy_(flat.view(tensor.shape))
+
+    @torch.no_grad()
+    def average_buffers(self, net):
+        """Average the running means and variances of batch norm, which each rank has from its own batches."""
+        buffers = [buffer for buffer in net.buffers() if buffer.is_floating_point()]
+        if self.size == 1 or not buffers:
+            return
+        flat = torch.cat([buffer.reshape(-1).float() for buffer in buffers])
+        self._communicator.allreduce(flat)
+        flat /= self.size
+        for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(mean.view(buffer.shape))
+
+
+def _cores():
+    """The cores that this process may use; a launcher may have bound it to a few."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _yield_if_crowded():
+    """With more ranks than cores, let MPICH's ranks that wait make room. It reads this when it starts."""
+    if int(os.environ.get(LOCAL_SIZE_VARIABLE, 1)) > len(_cores()):
+        os.environ.setdefault(YIELD_VARIABLE, "0")
