@@ -18,7 +18,7 @@ fail() {
     exit 2
 }
 
-is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 has_module() { "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
 
@@ -70,7 +70,7 @@ use_active_environment() {
     local environment="$1"
     python="$environment/bin/python"
     say "Python packages: in the active environment $environment"
-    is_recent "$python" || fail "$python is older than Python 3.10; activate a newer environment, or deactivate this one."
+    is_recent "$python" || fail "$python is older than Python 3.11; activate a newer environment, or deactivate this one."
     if has_system_mpi "$environment"; then install system; else install pip; fi
 }
 
@@ -96,7 +96,7 @@ use_own_environment() {
 
 make_venv() {
     local base
-    base="$(find_python)" || fail "Python 3.10 or newer is needed, and $(command -v python3 || echo python3) is not; install one."
+    base="$(find_python)" || fail "Python 3.11 or newer is needed, and $(command -v python3 || echo python3) is not; install one."
     "$base" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$base cannot make virtual environments; on Debian and Ubuntu, install python3-venv."
     say "A virtual environment with $base: $venv"
@@ -111,7 +111,7 @@ enter_venv() {
 
 find_python() {
     local name
-    for name in python3 python3.13 python3.12 python3.11 python3.10; do
+    for name in python3 python3.13 python3.12 python3.11; do
         if is_recent "$name"; then
             command -v "$name"
             return

@@ -149,6 +149,7 @@ def versions(**changes):
     ("check", "ranks", "state", "words"),
     [
         (doctor.check_python, [facts(python="3.9.18")], FAULT, "3.9.18"),
+        (doctor.check_python, [facts(python="3.10.14")], FAULT, "3.10.14"),
         (doctor.check_python, [facts(), facts(python="3.11.7")], FAULT, "ranks run 3.11.7, 3.12.1"),
         (doctor.check_packages, [facts()], OK, "all 10"),
         (doctor.check_packages, [facts(packages=versions(torch="2.10.0+cu128"))], OK, "all 10"),

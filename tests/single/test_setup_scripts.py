@@ -168,7 +168,7 @@ def test_the_mpi_of_the_active_environment_itself_is_no_systems(machine, tmp_pat
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"VERSION": "old"}, "Python 3.10 or newer is needed"),
+        ({"VERSION": "old"}, "Python 3.11 or newer is needed"),
         ({"VENV": "missing"}, "install python3-venv"),
     ],
 )
@@ -184,7 +184,7 @@ def test_an_unfit_python_is_one_sentence(machine, state, words):
 def test_an_active_environment_that_is_too_old_is_one_sentence(machine, tmp_path):
     result = machine.run("test.sh", VERSION="old", **machine.environment(tmp_path / "active"))
     assert result.returncode == 2
-    assert "older than Python 3.10" in result.stderr
+    assert "older than Python 3.11" in result.stderr
 
 
 def with_data(machine):
