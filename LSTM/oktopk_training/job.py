@@ -15,7 +15,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import traceback
 
 from .errors import SharedError, UserError
@@ -24,7 +23,6 @@ from .versions import refuse_old_versions
 FAILURE_STATUS = 1
 USER_ERROR_STATUS = 2
 INTERRUPTED_STATUS = 130  # as a shell reports a process that Ctrl-C ended
-SECONDS_TO_BE_HEARD = 0.5  # a launcher that is told to abort drops what is still in its pipes
 
 _ranks = None  # that train together, once they are connected
 
@@ -74,7 +72,7 @@ def program(main):
         except Exception:
             if _are_several():
                 _say(f"rank {_ranks.rank}: {traceback.format_exc()}")
-                _abort(FAILURE_STATUS)
+                _ranks.abort(FAILURE_STATUS)
             raise
         finally:
             enlist(None)
@@ -88,7 +86,7 @@ def _refuse(error):
         if _ranks.is_first or not shared:
             _say(f"error: {error if shared else f'on rank {_ranks.rank}: {error}'}\n")
         if not shared:
-            _abort(USER_ERROR_STATUS)
+            _ranks.abort(USER_ERROR_STATUS)
         _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
     else:
         _say(f"error: {error}\n")
@@ -97,7 +95,7 @@ def _refuse(error):
 
 def _interrupt():
     if _are_several():  # all of them are, and their launcher says so
-        _abort(INTERRUPTED_STATUS)
+        _ranks.abort(INTERRUPTED_STATUS)
     _say("\ninterrupted\n")
     sys.exit(INTERRUPTED_STATUS)
 
@@ -110,8 +108,3 @@ def _say(text):
     sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()
-
-
-def _abort(status):
-    threading.Event().wait(SECONDS_TO_BE_HEARD)
-    _ranks.abort(status)

@@ -8,7 +8,7 @@ from collections import Counter
 import torch
 
 from comm import Communicator, MPICommunicator
-from launch import launched_ranks, ranks_that_mpi_does_not_see
+from launch import end_all_ranks, launched_ranks, ranks_that_mpi_does_not_see
 
 from . import job
 from .errors import SharedError, UserError
@@ -61,9 +61,7 @@ class _MPI(MPICommunicator):
         return {"mpi4py": mpi4py.__version__, "mpi_library": library}
 
     def abort(self, status):
-        from mpi4py import MPI
-
-        MPI.COMM_WORLD.Abort(status)
+        end_all_ranks(status)
 
 
 def connect():
@@ -122,7 +120,7 @@ class Ranks:
         self._communicator.allreduce(torch.zeros(1))
 
     def abort(self, status):
-        """End the job on all ranks, whatever they are doing."""
+        """End the job on all ranks, whatever they are doing, once what this one has said was passed on."""
         self._communicator.abort(status)
 
     def together(self, action):

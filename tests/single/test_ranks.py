@@ -147,9 +147,8 @@ def test_a_rank_without_the_first_ones_kind_of_device_is_named(monkeypatch):
 
 
 @pytest.fixture
-def ended(monkeypatch):
+def ended():
     """What is done to the job of a rank 1 of 2 while a program runs."""
-    monkeypatch.setattr(job, "SECONDS_TO_BE_HEARD", 0)
     done = []
     ranks = SimpleNamespace(rank=1, size=2, is_first=False, abort=done.append, barrier=lambda: done.append("barrier"))
 
