@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
+from oktopk.devices import wait_for
 from oktopk_training.errors import UserError
 from oktopk_training.saved_models import load_weights
 from oktopk_training.tasks import TASKS
@@ -56,7 +57,7 @@ class DLTrainer:
         self.infinite_losses = 0
         self.skipped_steps = 0
         self.grad_norm = None  # of the last step before clipping; None if it was not finite
-        self.seconds = Counter()  # data, compute (with backward), apply: whoever reports them clears them
+        self.seconds = Counter()  # data, forward, backward, update: whoever reports them clears them
         self._batches = iter(())
         self._skipped_in_a_row = 0
         self._gradients_are_spent = True
@@ -86,8 +87,7 @@ class DLTrainer:
                 self._start_epoch()
             with self._timed("data"):
                 batch = next(self._batches)
-            with self._timed("compute"):
-                total += self._forward_backward(batch)
+            total += self._forward_backward(batch)
             self.train_iter += 1
         return total / n
 
@@ -99,10 +99,11 @@ class DLTrainer:
             group["lr"] = self.task.learning_rate(self.options.lr, self.train_epoch)
 
     def _forward_backward(self, batch):
-        if self._gradients_are_spent:
-            self.optimizer.zero_grad()
-            self._gradients_are_spent = False
-        loss, infinite = self.task.loss(self.net, batch)
+        with self._timed("forward"):
+            if self._gradients_are_spent:
+                self.optimizer.zero_grad()
+                self._gradients_are_spent = False
+            loss, infinite = self.task.loss(self.net, batch)
         with self._timed("backward"):
             (loss / self.options.nsteps_update).backward()
         self.infinite_losses += infinite
@@ -113,8 +114,8 @@ class DLTrainer:
 
         The gradients stay readable until the next `train`, which clears them.
         """
-        with self._timed("apply"):
-            norm = _clip(self.net.parameters(), self.options.max_grad_norm)
+        with self._timed("update"):
+            norm = _clip(self.net.parameters(), self._longest)
             skipped = getattr(self.optimizer, "skipped", False) or not math.isfinite(norm)
             self.grad_norm = None if skipped else norm
             if skipped:
@@ -151,10 +152,16 @@ class DLTrainer:
             self._batches.close()
         self._batches = iter(())
 
+    @property
+    def _longest(self):
+        """With momentum correction the averaged gradient is a velocity; what goes into it was clipped before."""
+        return math.inf if self.options.momentum_correction else self.options.max_grad_norm
+
     @contextmanager
     def _timed(self, stage):
         start = time.perf_counter()
         yield
+        wait_for(self.options.torch_device)  # otherwise a device's work would count where it is waited for
         self.seconds[stage] += time.perf_counter() - start
 
 

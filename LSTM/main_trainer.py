@@ -21,18 +21,17 @@ from dataclasses import replace
 
 import torch
 
-from allreducer import ReducerError
-from compression import compressors
-from distributed_optimizer import DistributedOptimizer
+from distributed_optimizer import DistributedOptimizer, compressors
 from dl_trainer import DLTrainer
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
-from oktopk_training.options import parse_options
+from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, start_logging
 from oktopk_training.saved_models import save_model
+from oktopk_training.step import Tally, step_of
 
 log = logging.getLogger("oktopk")
 
@@ -41,7 +40,8 @@ LINES_PER_EPOCH = 5  # of progress, where there is no terminal for a bar
 
 @program
 def main(arguments=None):
-    run(connect(), sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    run(connect(transport_of(arguments)), arguments)
 
 
 def run(ranks, arguments):
@@ -92,7 +92,7 @@ def open_log(trainer, options, plan, ranks):
 def name_of(options, ranks):
     name = f"{options.dnn}-{options.dataset}-{options.hidden_size}x{options.hidden_layers}-lr{options.lr:g}"
     if options.compression:
-        name += f"-{options.compressor}" + (f"-density{options.density:g}" if options.is_sparse else "")
+        name += f"-{options.compressor}" + (f"-density{options.settings.density:g}" if options.is_sparse else "")
     return name + (f"-{ranks.size}ranks" if ranks.size > 1 else "")
 
 
@@ -126,18 +126,17 @@ def train(trainer, options, ranks, plan, run):
 
 def distribute(trainer, options, ranks):
     """Put the reducer between the trainer and its optimizer."""
+    settings = replace(options.settings, timed=True)
+    if options.momentum_correction:
+        settings = replace(settings, velocity_clip=options.max_grad_norm)
     optimizer = DistributedOptimizer(
         trainer.optimizer,
         trainer.net.named_parameters(),
-        compression=compressors[options.compressor],
+        compression=compressors[options.compressor if options.compression else "none"],
         is_sparse=options.is_sparse,
-        sigma_scale=options.sigma_scale,
-        density=options.density,
-        norm_clip=options.norm_clip,
         momentum_correction=options.momentum_correction,
-        warmup_iters=options.warmup_iters,
-        threshold=options.threshold,
         communicator=ranks.new_communicator(),
+        settings=settings,
     )
     trainer.update_optimizer(optimizer)
     optimizer.set_trainer(trainer)
@@ -146,18 +145,16 @@ def distribute(trainer, options, ranks):
 
 def train_epoch(trainer, optimizer, options, ranks, run, summary, epoch):
     started, skipped, infinite = time.perf_counter(), trainer.skipped_steps, trainer.infinite_losses
-    tally = reports.Tally()
-    for step in range(trainer.steps_per_epoch):
-        record, stages = train_step(trainer, optimizer, options)
-        iteration = epoch * trainer.steps_per_epoch + step
-        if record["phase"] == "sparse" and not record["skipped"] and not summary.phases["sparse"].steps:
-            report_sparse_start(run, options, iteration, epoch, record)
-        density = options.density if record["phase"] == "sparse" else 1
-        run.iteration(density, iter=iteration, epoch=epoch, **record)
-        tally.add(record, stages)
-        summary.step(record, stages)
-        if not run.has_bar and (step + 1) % max(1, trainer.steps_per_epoch // LINES_PER_EPOCH) == 0:
-            log.info("epoch %d step %d/%d: loss %.3f", epoch, step + 1, trainer.steps_per_epoch, record["loss"])
+    tally = Tally()
+    for place in range(trainer.steps_per_epoch):
+        step = train_step(trainer, optimizer, options, epoch * trainer.steps_per_epoch + place, epoch)
+        if step.phase == "sparse" and not step.skipped and not summary.phases["sparse"].steps:
+            report_sparse_start(run, options, step)
+        run.step(step, options.settings.density if step.phase == "sparse" else 1)
+        tally.add(step)
+        summary.step(step)
+        if not run.has_bar and (place + 1) % max(1, trainer.steps_per_epoch // LINES_PER_EPOCH) == 0:
+            log.info("epoch %d step %d/%d: loss %.3f", epoch, place + 1, trainer.steps_per_epoch, step.loss)
     optimizer.add_train_epoch()
     loss = ranks.mean(tally.loss / tally.steps)
     skipped = trainer.skipped_steps - skipped
@@ -171,20 +168,16 @@ def train_epoch(trainer, optimizer, options, ranks, run, summary, epoch):
     report_losses_of_steps(run, epoch, skipped, infinite)
 
 
-def train_step(trainer, optimizer, options):
+def train_step(trainer, optimizer, options, number, epoch):
     began = time.perf_counter()
     trainer.seconds.clear()
+    loss = accumulate(trainer, optimizer, options.nsteps_update)
     try:
-        loss = accumulate(trainer, optimizer, options.nsteps_update)
         optimizer.synchronize()
-    except ReducerError as error:
-        if isinstance(error.__cause__, FloatingPointError):  # all ranks have agreed on it
-            raise SharedError(str(error.__cause__)) from error
-        raise
+    except FloatingPointError as error:  # all ranks have agreed on it
+        raise SharedError(str(error)) from error
     trainer.update_model()
-    report = optimizer.reducer.last_step
-    record = reports.step_record(loss, trainer, report, time.perf_counter() - began)
-    return record, reports.stage_seconds(trainer.seconds, report)
+    return step_of(number, epoch, loss, trainer, optimizer.last_step, time.perf_counter() - began)
 
 
 def accumulate(trainer, optimizer, batches):
@@ -235,19 +228,18 @@ def announce(trainer, options, ranks, plan, run):
         log.info("batch-norm statistics are averaged over the ranks before validation and saving")
 
 
-def report_sparse_start(run, options, iteration, epoch, record):
+def report_sparse_start(run, options, step):
     log.info(
         "the sparse phase starts at step %d (epoch %d): %s chose %d entries, sparsity %.4f, ratio %.1f",
-        *(iteration, epoch, options.compressor, record["selected_global"]),
-        *(record["sparsity"], record["compression_ratio"]),
+        *(step.iter, step.epoch, options.compressor, step.selected_global, step.sparsity, step.compression_ratio),
     )
     run.event(
         "sparse_phase_started",
-        iter=iteration,
-        epoch=epoch,
-        density=options.density,
-        sparsity=record["sparsity"],
-        compression_ratio=record["compression_ratio"],
+        iter=step.iter,
+        epoch=step.epoch,
+        density=options.settings.density,
+        sparsity=step.sparsity,
+        compression_ratio=step.compression_ratio,
     )
 
 

@@ -12,7 +12,6 @@ import os
 import platform
 import resource
 import statistics
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +21,7 @@ import torch
 from mpi4py import MPI
 
 import _project  # noqa: F401 - puts LSTM on the path
-from allreducer import AllReducer
-from compression import compressors
+from oktopk import GradientAverager, Settings, compressors
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
 from oktopk_training.job import program
@@ -32,8 +30,8 @@ LSTMAN4_ELEMENTS = 27_569_568
 LAYERS = 20
 GRADIENTS_IN_TURN = 3
 BASELINE = "mpi"
+STAGES = ("merge", "compression", "communication", "demerge")  # there is no device
 WORD = 4  # bytes
-STAGES = ("t_inspect", "t_select", "t_comm", "t_apply")
 
 
 class Contender:
@@ -42,31 +40,17 @@ class Contender:
     def __init__(self, name, options):
         self.name = name
         self.k = max(1, int(options.elements * options.density))
-        self.parameter = torch.nn.Parameter(torch.empty(options.elements))
-        self.reducer = AllReducer(
-            [("gradient", self.parameter)],
-            None,
-            None,
-            compressors[name],
-            sparse=True,
-            density=options.density,
-            warmup_iters=0,
-            threshold=options.threshold,
-        )
-        self.gradient = self.reducer.view("gradient")
+        parameter = torch.nn.Parameter(torch.zeros(options.elements))
+        settings = Settings(density=options.density, warmup_iters=0, threshold=options.threshold, wire=options.wire)
+        self.averager = GradientAverager([("gradient", parameter)], name, settings)
+        self.gradient = self.averager.view("gradient")
         self.records = []
-        threading.Thread(target=self.reducer.run, daemon=True).start()
 
     def iterate(self, gradient, record):
         self.gradient.copy_(gradient)
-        seconds = timed(self.reduce)
-        self.reducer.get_result("gradient")
+        seconds = timed(self.averager.average)
         if record:
-            self.records.append({"seconds": seconds, **asdict(self.reducer.last_step)})
-
-    def reduce(self):
-        self.reducer.msg_queue.put("gradient")
-        self.reducer.msg_queue2.get()
+            self.records.append({"wall": seconds, **asdict(self.averager.last_step)})
 
 
 class DenseAtItsBest:
@@ -82,7 +66,7 @@ class DenseAtItsBest:
         self.buffer[:] = gradient.numpy()
         seconds = timed(self.reduce)
         if record:
-            self.records.append({"seconds": seconds})
+            self.records.append({"wall": seconds})
 
     def reduce(self):
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
@@ -138,7 +122,7 @@ def _memory_kib(field):
 def summarise(contender, buffers, baseline_median):
     """One row of the table: the figures of the busiest or slowest rank."""
     comm, records = MPI.COMM_WORLD, contender.records
-    seconds = [record["seconds"] for record in records]
+    seconds = [record["wall"] for record in records]
     row = {
         "name": contender.name,
         "median_s": statistics.median(seconds),
@@ -151,7 +135,7 @@ def summarise(contender, buffers, baseline_median):
         for key in ("bytes_sent", "bytes_received"):
             row[key] = comm.allreduce(max(record[key] for record in records), MPI.MAX)
         for stage in STAGES:
-            row[stage] = comm.allreduce(statistics.median(record[stage] for record in records), MPI.MAX)
+            row[stage] = comm.allreduce(statistics.median(r["seconds"][stage] for r in records), MPI.MAX)
         if records[0]["phase"] == "sparse":
             for key in ("selected_local", "selected_global"):
                 share = [record[key] / contender.k for record in records]
@@ -162,7 +146,7 @@ def summarise(contender, buffers, baseline_median):
 def table(rows, options):
     """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k."""
     k = max(1, int(options.elements * options.density))
-    widths = (16, 9, 8, 8, 8, 17, 17, 9, 10, 9, 8, 8, 8, 8)
+    widths = (16, 9, 8, 8, 8, 17, 17, 9, 10, 8, 13, 15, 8, 8)
     head = (
         ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", *STAGES, "memory"),
         ("compressor", "ms", "ms", "ms", "to mpi", *["min .. max"] * 2, *["words/k"] * 2, *["ms"] * 4, "buffers"),
@@ -198,6 +182,7 @@ def parse_arguments():
     parser.add_argument("--iters", type=int, default=11, help="measured iterations (%(default)s)")
     parser.add_argument("--warmup", type=int, default=3, help="iterations before them (%(default)s)")
     parser.add_argument("--threshold", choices=("exact", "reuse"), default="exact")
+    parser.add_argument("--wire", default="auto")
     parser.add_argument("--gradients", choices=("normal", "laplace", "layered"), default="normal")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
@@ -227,7 +212,7 @@ def main():
         for contender, _ in contenders:
             gradient = gradients[iteration % GRADIENTS_IN_TURN]
             contender.iterate(gradient, record=iteration >= options.warmup)
-    baseline = statistics.median(record["seconds"] for record in contenders[0][0].records)
+    baseline = statistics.median(record["wall"] for record in contenders[0][0].records)
     rows = [summarise(contender, buffers, baseline) for contender, buffers in contenders]
     if comm.rank:
         return

@@ -20,7 +20,8 @@ from torch import nn
 
 import _project
 from dl_trainer import DLTrainer
-from oktopk_training.command_line import Parser, positive_int
+from oktopk.fields import COUNT, PATH
+from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.job import program
 from oktopk_training.options import parse_options
@@ -42,7 +43,7 @@ class PlainNorm(nn.BatchNorm1d):
 def main():
     given = _parser().parse_args()
     command = ["--batch-size", str(given.batch_size), "--device", "cpu"]
-    command += ["--data-dir", given.data_dir] if given.data_dir else []
+    command += ["--data-dir", str(given.data_dir)] if given.data_dir else []
     trainer = DLTrainer(parse_options(command))
     ours, bare, data = _time_steps(trainer, given.steps)
     trainer.close()
@@ -116,9 +117,9 @@ def _start_up(command):
 
 def _parser():
     parser = Parser(description="Time a training step against the bare torch work in it.")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="prepared data; audio_data")
-    parser.add_argument("--batch-size", type=positive_int, default=8, metavar="N")
-    parser.add_argument("--steps", type=positive_int, default=20, metavar="N", help="steps that are timed")
+    parser.add_argument("--data-dir", type=reading(PATH), metavar="FOLDER", help="prepared data; audio_data")
+    parser.add_argument("--batch-size", type=reading(COUNT), default=8, metavar="N")
+    parser.add_argument("--steps", type=reading(COUNT), default=20, metavar="N", help="steps that are timed")
     return parser
 
 

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import _project
-from compression import compressors
-from oktopk_training.command_line import Parser, compressor_name, natural, positive_int
+from oktopk import Settings, compressors
+from oktopk.fields import COUNT, NATURAL, PATH
+from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, make_folder
 from oktopk_training.job import program
+from oktopk_training.options import COMPRESSOR
 from oktopk_training.run_layout import CONFIG, LOG
 from plot_run import read_metrics
 
@@ -61,7 +63,7 @@ def main():
         if word.partition("=")[0].replace("_", "-") in OWN:
             raise UserError(f"{word} behind --: a comparison sets this option for its runs; leave it out")
     names = list(dict.fromkeys(given.compressors))
-    out = make_folder(Path(given.out).absolute())
+    out = make_folder(given.out.absolute())
     words = ["--val-interval", VAL_INTERVAL, "--warmup-iters", given.warmup_iters, *given.options]
     outcomes = {name: [] for name in names}
     for seed in dict.fromkeys(given.seeds):  # all compressors of one seed first: that is a comparison already
@@ -239,11 +241,32 @@ def _parser():
     parser = Parser(description="Train with each compressor from the same seeds, and compare what came of it.")
     add = parser.add_argument
     every = ["dense", *(name for name, it in compressors.items() if it.is_sparse and it.name == name)]
-    add("--compressors", nargs="+", type=compressor_name, default=every, metavar="NAME", help="in the table's order")
-    add("--epochs", type=positive_int, default=12, metavar="N", help="that each run trains")
-    add("--seeds", nargs="+", type=natural, default=[0], metavar="N", help="each compressor runs once with each")
-    add("--warmup-iters", type=natural, default=128, metavar="N", help="dense steps before the first sparse one")
-    add("--out", default=str(_project.ROOT / "runs" / "compare"), metavar="FOLDER", help="where the runs lie")
+    add(
+        "--compressors", nargs="+", type=reading(COMPRESSOR), default=every, metavar="NAME", help="in the table's order"
+    )
+    add("--epochs", type=reading(COUNT), default=12, metavar="N", help="that each run trains")
+    add(
+        "--seeds",
+        nargs="+",
+        type=reading(NATURAL),
+        default=[0],
+        metavar="N",
+        help="each compressor runs once with each",
+    )
+    add(
+        "--warmup-iters",
+        type=reading(NATURAL),
+        default=Settings.warmup_iters,
+        metavar="N",
+        help="dense steps before the first sparse one",
+    )
+    add(
+        "--out",
+        type=reading(PATH),
+        default=_project.ROOT / "runs" / "compare",
+        metavar="FOLDER",
+        help="where the runs lie",
+    )
     add("options", nargs="*", default=[], metavar="-- OPTION", help="more options of LSTM/main_trainer.py")
     return parser
 

@@ -12,10 +12,11 @@ from itertools import islice
 
 import torch
 
-from oktopk_training.command_line import Parser, natural, positive_int
+from oktopk.fields import COUNT, NATURAL, PATH
+from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.job import program
-from oktopk_training.options import choose_device
+from oktopk_training.options import DEVICE, choose_device
 from oktopk_training.run_log import start_logging
 from oktopk_training.saved_models import build_model, read_model
 from oktopk_training.tasks.speech.manifest import load_manifest
@@ -52,13 +53,15 @@ def _report(transcribed, pairs):
 
 def _parser():
     parser = Parser(description="Print the WER and CER of a saved model on a manifest, and some of its transcripts.")
-    parser.add_argument("model", help="such as runs/.../checkpoints/best.pt")
-    parser.add_argument("manifest", help="such as audio_data/an4_val_manifest.csv")
+    parser.add_argument("model", type=reading(PATH), help="such as runs/.../checkpoints/best.pt")
+    parser.add_argument("manifest", type=reading(PATH), help="such as audio_data/an4_val_manifest.csv")
     parser.add_argument(
-        "--pairs", type=natural, default=5, metavar="N", help="transcripts to show beside what was said"
+        "--pairs", type=reading(NATURAL), default=5, metavar="N", help="transcripts to show beside what was said"
     )
-    parser.add_argument("--batch-size", type=positive_int, default=8, metavar="N", help="utterances at a time")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
+    parser.add_argument("--batch-size", type=reading(COUNT), default=8, metavar="N", help="utterances at a time")
+    parser.add_argument(
+        "--device", type=reading(DEVICE), default="auto", metavar=DEVICE.metavar, help="where the model computes"
+    )
     return parser
 
 

@@ -7,10 +7,10 @@ what rank 0 sent, against epochs.
 import json
 import math
 import sys
-from pathlib import Path
 
 import _project  # noqa: F401 - for the modules of LSTM/
-from oktopk_training.command_line import Parser
+from oktopk.fields import PATH
+from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
 from oktopk_training.job import program
@@ -29,9 +29,9 @@ SPARSE_SHADE = "#fdf1dc"
 @program
 def main():
     given = _parser().parse_args()
-    run = Path(given.run)
+    run = given.run
     records = read_metrics(run)
-    out = Path(given.out) if given.out else run / "run.png"
+    out = given.out or run / "run.png"
     config = read_config(run)
     figure = draw(records, title_of(config) or run.name, figures_of(config, records["val"]))
     with atomic_write(out, "wb") as file:
@@ -209,8 +209,8 @@ def _or_nan(value):
 
 def _parser():
     parser = Parser(description="Draw the loss, learning rate and validation of a run.")
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--out", metavar="PNG", help="by default run.png in the folder of the run")
+    parser.add_argument("run", type=reading(PATH), metavar="RUN", help="the folder of a run")
+    parser.add_argument("--out", type=reading(PATH), metavar="PNG", help="by default run.png in the folder of the run")
     return parser
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from importlib import metadata
 
 import _project
-from launch import LAUNCHED_RANKS
+from oktopk.launchers import LAUNCHED_RANKS
 
 MANIFESTS = ("an4_train_manifest.csv", "an4_val_manifest.csv")
 

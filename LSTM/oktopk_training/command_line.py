@@ -1,19 +1,16 @@
-"""What the command lines of all programs have in common."""
+"""Command lines: what those of all programs have in common, and options made of fields (oktopk/fields.py)."""
 
 import argparse
-import math
-from functools import partial
+from dataclasses import fields
 
 from .errors import UserError
 
-MOST = 10**9  # no use of an option needs more, and torch, which computes in float32 and int64, takes no more than some
-
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults in brackets, but for options without one and flags."""
+    """Defaults in brackets, but for options without one."""
 
     def _get_help_string(self, action):
-        return action.help if action.default in (None, True, False) else super()._get_help_string(action)
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,59 +23,36 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the options")
 
 
-def positive_int(word, most=MOST):
-    return _number(int, word, lambda value: value > 0, "a whole number above 0", most)
+def reading(kind):
+    """For argparse's `type`: the value of a word, or an error that says what was expected."""
+
+    def read(word):
+        try:
+            return kind.read(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(error) from None
+
+    return read
 
 
-def natural(word, most=MOST):
-    return _number(int, word, lambda value: value >= 0, "a whole number, 0 or more", most)
+def offered(options):
+    """The fields of a dataclass that stand on a command line."""
+    return [each for each in fields(options) if each.metadata.get("help")]
 
 
-def up_to(most, kind=positive_int):
-    return partial(kind, most=most)
-
-
-def positive_float(word):
-    return _number(float, word, lambda value: value > 0, "a number above 0")
-
-
-def non_negative_float(word):
-    return _number(float, word, lambda value: value >= 0, "a number, 0 or more")
-
-
-def probability(word):
-    return _number(float, word, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-
-
-def share(word):
-    return _number(float, word, lambda value: 0 < value <= 1, "a share above 0 and at most 1")
-
-
-def boolean(word):
-    try:
-        return {"true": True, "false": False}[word.lower()]
-    except KeyError:
-        raise argparse.ArgumentTypeError(f"expected True or False, found {word!r}") from None
-
-
-def compressor_name(word):
-    from compression import compressors  # its kernels take a while to import
-
-    if word not in compressors:
-        raise argparse.ArgumentTypeError(f"there is no {word!r}; choose from {', '.join(compressors)}")
-    return word
-
-
-def _number(kind, word, holds, wanted, most=MOST):
-    try:
-        value = kind(word)
-    except ValueError:
-        value = math.nan
-    if not -math.inf < value < math.inf or not holds(value):
-        raise argparse.ArgumentTypeError(f"expected {wanted}, found {word!r}")
-    if value > most:
-        raise argparse.ArgumentTypeError(f"expected at most {most}, found {word!r}")
-    return value
+def add_options(group, options, default_of=lambda each: each.default):
+    """An option for each field. What was not given is left out, for the dataclass knows its default."""
+    for each in offered(options):
+        kind, name, told = each.metadata["kind"], each.name.replace("_", "-"), each.metadata["help"]
+        default = default_of(each)
+        if default is not None and not isinstance(default, bool):
+            told += f" (default: {default})"
+        common = {"dest": each.name, "default": argparse.SUPPRESS, "help": told.replace("%", "%%")}
+        if each.default is True:
+            group.add_argument(f"--no-{name}", action="store_false", **common)
+            continue
+        flag = {"nargs": "?", "const": True} if each.default is False else {}
+        group.add_argument(f"--{name}", type=reading(kind), metavar=kind.metavar, **flag, **common)
 
 
 def hyphenated(word):

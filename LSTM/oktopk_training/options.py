@@ -1,124 +1,111 @@
-"""The command line: every option, its default and its check, into one frozen `Options`."""
+"""The options of a run: each with its default, its help and its check, once, and the command line made of them."""
 
 import argparse
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .command_line import (
-    Parser,
-    boolean,
-    compressor_name,
-    hyphenated,
-    natural,
-    non_negative_float,
-    positive_float,
-    positive_int,
-    probability,
-    share,
-    up_to,
-)
+import torch
+
+from oktopk import Settings, compressors, transports
+from oktopk.fields import COUNT, FLAG, MOST, NATURAL, PATH, POSITIVE, choice, option, up_to
+
+from .command_line import Parser, add_options, hyphenated, offered
 from .errors import UserError
 from .places import find_folder
 from .tasks import DEFAULT, TASKS
+from .tasks.task import TaskOptions
 
 MOST_UNITS, MOST_LAYERS = 2**16, 100
 MOST_SEED = 2**62  # each rank adds its number
+OF_THE_TASK = ("dataset", "data_dir", "hidden_size", "hidden_layers", "max_grad_norm")  # it has their defaults
+LATER = ("--resume", "--checkpoint-interval")  # of the contract; `parse_options` says what to do instead
+DATASETS = sorted({task.dataset for task in TASKS.values()})
+COMPRESSOR = replace(choice(*compressors), metavar="NAME")
+TRANSPORT = choice(transports.AUTO, *transports.names())
+DEVICE = choice("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class Options:
-    dnn: str
-    dataset: str
-    data_dir: Path
-    batch_size: int
-    nsteps_update: int
-    lr: float
-    max_epochs: int
-    val_interval: int
-    max_grad_norm: float
-    hidden_size: int
-    hidden_layers: int
-    augment: bool
-    noise_dir: Path | None
-    noise_prob: float
-    noise_level: float
-    pretrain: Path | None
-    device: str  # cpu or cuda, or cuda:N
-    seed: int
-    run_dir: Path | None
-    nworkers: int | None  # None: as many as were started
-    nwpernode: int | None
-    compression: bool
-    compressor: str
-    density: float
-    sigma_scale: float
-    warmup_iters: int
-    threshold: str
-    norm_clip: float | None
-    momentum_correction: bool
+    """Those of the run itself, with those of the reduction and those that only its task has."""
+
+    dnn: str = option(DEFAULT, choice(*sorted(TASKS)), "the model, and with it what is trained")
+    dataset: str | None = option(None, choice(*DATASETS), "what it learns from")
+    data_dir: Path | None = option(None, PATH, "where that is, seen from here or from the project's folder")
+    hidden_size: int | None = option(None, up_to(MOST_UNITS, COUNT), "units of a layer")
+    hidden_layers: int | None = option(None, up_to(MOST_LAYERS, COUNT), "LSTM layers")
+    pretrain: Path | None = option(None, PATH, "start from the weights of this saved model")
+    batch_size: int = option(8, COUNT, "utterances, or streams of text, of a rank")
+    nsteps_update: int = option(1, COUNT, "batches whose gradients make one step")
+    lr: float = option(0.01, up_to(MOST, POSITIVE), "learning rate of the first epoch")
+    max_grad_norm: float | None = option(None, up_to(MOST, POSITIVE), "longest averaged gradient")
+    max_epochs: int = option(10, COUNT, "epochs to train")
+    val_interval: int = option(5, COUNT, "epochs from one validation to the next")
+    device: str = option("auto", DEVICE, "where the model computes")
+    seed: int = option(0, up_to(MOST_SEED, NATURAL), "of weights, order and augmentation")
+    run_dir: Path | None = option(None, PATH, "what the run leaves behind; by default runs/<name>/<time>")
+    transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
+    nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
+    nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")
+    compression: bool = option(False, FLAG, "let --compressor choose what is sent; without, everything is")
+    compressor: str = option("oktopk", COMPRESSOR, f"how sparse gradients are reduced: {', '.join(compressors)}")
+    momentum_correction: bool = option(False, FLAG, "accumulate momentum on each rank, before compression")
+    settings: Settings = field(default_factory=Settings)
+    task: TaskOptions = field(default_factory=TaskOptions)
 
     @property
     def is_sparse(self):
-        from compression import compressors
-
         return self.compression and compressors[self.compressor].is_sparse
 
     @property
     def torch_device(self):
-        import torch
-
         return torch.device(self.device)
+
+    def flat(self):
+        """All of them by name, as config.json has them."""
+        parts = (self, self.settings, self.task)
+        values = {each.name: getattr(part, each.name) for part in parts for each in offered(part)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def parse_options(arguments, description=None):
     """Command-line words to validated options. Nothing is opened but what must be looked for: folders and devices."""
-    given = _parser(description).parse_args([hyphenated(word) for word in arguments])
-    if given.resume or given.checkpoint_interval:
+    given = vars(_parser(description).parse_args([hyphenated(word) for word in arguments]))
+    if "later" in given:
         raise UserError(
             "--resume and --checkpoint-interval are not offered yet, for nothing saves the residuals of a sparse run; "
             "start from a run's last weights with --pretrain RUN/checkpoints/last.pt"
         )
-    task = TASKS[given.dnn]
-    if given.dataset not in (None, task.dataset):
-        raise UserError(f"--dnn {given.dnn} learns from --dataset {task.dataset}, not from {given.dataset}")
-    if given.noise_dir and not given.augment:
-        raise UserError("--noise-dir has no effect with --no-augment; drop one of them")
-    return Options(
-        dnn=given.dnn,
-        dataset=task.dataset,
-        data_dir=find_folder(given.data_dir or task.data_dir, "--data-dir", task.data_source),
-        batch_size=given.batch_size,
-        nsteps_update=given.nsteps_update,
-        lr=given.lr,
-        max_epochs=given.max_epochs,
-        val_interval=given.val_interval,
-        max_grad_norm=given.max_grad_norm or task.max_grad_norm,
-        hidden_size=given.hidden_size or task.hidden_size,
-        hidden_layers=given.hidden_layers or task.hidden_layers,
-        augment=given.augment,
-        noise_dir=find_folder(given.noise_dir, "--noise-dir") if given.noise_dir else None,
-        noise_prob=given.noise_prob,
-        noise_level=given.noise_level,
-        pretrain=Path(given.pretrain) if given.pretrain else None,
-        device=choose_device(given.device),
-        seed=given.seed,
-        run_dir=Path(given.run_dir) if given.run_dir else None,
-        nworkers=given.nworkers,
-        nwpernode=given.nwpernode,
-        compression=given.compression,
-        compressor=given.compressor,
-        density=given.density,
-        sigma_scale=given.sigma_scale,
-        warmup_iters=given.warmup_iters,
-        threshold=given.threshold,
-        norm_clip=given.norm_clip,
-        momentum_correction=given.momentum_correction,
+    task = TASKS[given.get("dnn", DEFAULT)]
+    if given.get("dataset", task.dataset) != task.dataset:
+        raise UserError(f"--dnn {task.name} learns from --dataset {task.dataset}, not from {given['dataset']}")
+
+    def those_of(part):
+        return {each.name: given[each.name] for each in offered(part) if each.name in given}
+
+    defaults = {name: getattr(task, name) for name in OF_THE_TASK}
+    options = Options(**{**defaults, **those_of(Options)})
+    return replace(
+        options,
+        data_dir=find_folder(options.data_dir, "--data-dir", task.data_source),
+        device=choose_device(options.device),
+        settings=Settings(**those_of(Settings)),
+        task=task.Options(**those_of(task.Options)).settled(),
     )
 
 
-def choose_device(name):
-    import torch
+def transport_of(arguments):
+    """What --transport says: ranks must be connected before they can refuse options together, this one included."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--transport", default=transports.AUTO)
+    name = None
+    with suppress(UserError):
+        name = parser.parse_known_args([hyphenated(word) for word in arguments])[0].transport
+    return name if name in transports.names() else transports.AUTO
 
+
+def choose_device(name):
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
@@ -126,57 +113,17 @@ def choose_device(name):
 
 def _parser(description):
     parser = Parser(description=description)
-    add = parser.add_argument
-    what = parser.add_argument_group("what is trained").add_argument
-    what("--dnn", choices=sorted(TASKS), default=DEFAULT, help="the model")
-    what("--dataset", choices=sorted(task.dataset for task in TASKS.values()), help="what it learns from")
-    what("--data-dir", metavar="FOLDER", help="from here or from the project's folder; audio_data, ptb_data for ptb")
-    what(
-        "--hidden-size",
-        type=up_to(MOST_UNITS),
-        metavar="N",
-        help="units of a layer; 800, for lstm 1500",
-    )
-    what("--hidden-layers", type=up_to(MOST_LAYERS), metavar="N", help="LSTM layers; 5, for lstm 2")
-    what("--pretrain", metavar="MODEL", help="start from the weights of a saved model")
-
-    how = parser.add_argument_group("how").add_argument
-    how("--batch-size", type=positive_int, default=8, metavar="N", help="utterances, or streams of text, of a rank")
-    how("--nsteps-update", type=positive_int, default=1, metavar="N", help="batches whose gradients make one step")
-    how("--lr", type=positive_float, default=0.01, help="learning rate of the first epoch")
-    how("--max-grad-norm", type=positive_float, metavar="X", help="longest averaged gradient; 400, for lstm 0.25")
-    how("--max-epochs", type=positive_int, default=10, metavar="N", help="epochs to train")
-    how("--val-interval", type=positive_int, default=5, metavar="N", help="epochs from one validation to the next")
-    how("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
-    how(
-        "--seed",
-        type=up_to(MOST_SEED, natural),
-        default=0,
-        metavar="N",
-        help="of weights, order and augmentation",
-    )
-    how("--no-augment", dest="augment", action="store_false", help="train on the recordings as they are")
-    how("--noise-dir", metavar="FOLDER", help="recordings of noise to mix into training audio")
-    how("--noise-prob", type=probability, default=0.4, metavar="P", help="part of the utterances that get noise")
-    how("--noise-level", type=non_negative_float, default=0.5, metavar="X", help="loudest noise, relative to speech")
-    _add_reduction(parser.add_argument_group("over several ranks").add_argument)
-    for later in ("--resume", "--checkpoint-interval"):  # of the contract; `parse_options` says what to do instead
-        add(later, help=argparse.SUPPRESS)
-    add("--run-dir", metavar="FOLDER", help="what the run leaves behind; by default runs/<name>/<time>")
+    add_options(parser.add_argument_group("the run"), Options, _default)
+    add_options(parser.add_argument_group("the reduction"), Settings)
+    for own in dict.fromkeys(task.Options for task in TASKS.values()):
+        names = ", ".join(task.name for task in TASKS.values() if task.Options is own)
+        add_options(parser.add_argument_group(f"{names} alone"), own)
+    for name in LATER:
+        parser.add_argument(name, dest="later", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
-def _add_reduction(add):
-    add("--nworkers", type=positive_int, metavar="P", help="ranks that mpirun was told to start: checked")
-    add("--nwpernode", type=positive_int, metavar="N", help="ranks of a node: checked and noted")
-    flag = {"nargs": "?", "const": True, "default": False, "type": boolean, "metavar": "True|False"}
-    add("--compression", **flag, help="let --compressor choose what is sent; without, everything is")
-    add("--compressor", type=compressor_name, default="oktopk", metavar="NAME", help="how sparse gradients are reduced")
-    add("--density", type=share, default=0.02, metavar="X", help="share of the gradient that is sent")
-    add("--warmup-iters", type=natural, default=128, metavar="N", help="dense steps before the first sparse one")
-    add("--threshold", choices=("exact", "reuse"), default="exact", help="found anew in every step, or in every 32nd")
-    add("--sigma-scale", type=positive_float, default=2.5, metavar="X", help="of the gaussian compressors")
-    add(
-        "--norm-clip", type=positive_float, metavar="X", help="clip each rank's gradient to X/sqrt(P) before it is sent"
-    )
-    add("--momentum-correction", action="store_true", help="accumulate momentum on each rank, before compression")
+def _default(each):
+    if each.name not in OF_THE_TASK:
+        return each.default
+    return ", ".join(f"{getattr(task, each.name)} for {task.name}" for task in TASKS.values())

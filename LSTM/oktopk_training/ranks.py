@@ -7,8 +7,9 @@ from collections import Counter
 
 import torch
 
-from comm import Communicator, MPICommunicator
-from launch import end_all_ranks, launched_ranks, ranks_that_mpi_does_not_see
+from oktopk import transports
+from oktopk.launchers import ranks_that_are_not_seen
+from oktopk.transports.alone import Alone
 
 from . import job
 from .errors import SharedError, UserError
@@ -17,70 +18,15 @@ LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yie
 YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
 
 
-class Alone(Communicator):
-    """The communicator of one rank, without MPI: all that is sent is here already."""
-
-    rank, size = 0, 1
-
-    def versions(self):
-        return {"mpi4py": None, "mpi_library": None}
-
-    def allreduce(self, buffer, op="sum"):
-        pass
-
-    def allgather(self, buffer):
-        return buffer.clone().view(1, -1)
-
-    def allgatherv(self, buffer, counts):
-        return buffer.clone()
-
-    def alltoall(self, buffer):
-        return buffer.clone()
-
-    def alltoallv(self, buffer, send_counts, receive_counts):
-        return buffer.clone()
-
-    def bcast(self, buffer, root=0):
-        pass
-
-    def send(self, buffer, destination):
-        raise ValueError("one rank alone has nobody to send to")
-
-    def receive(self, count, dtype, source, device="cpu"):
-        raise ValueError("one rank alone has nobody to receive from")
-
-
-class _MPI(MPICommunicator):
-    """With what `Ranks` asks of a communicator beyond its operations."""
-
-    def versions(self):
-        import mpi4py
-        from mpi4py import MPI
-
-        library = MPI.Get_library_version().strip("\0\n ").splitlines()[0]
-        return {"mpi4py": mpi4py.__version__, "mpi_library": library}
-
-    def abort(self, status):
-        end_all_ranks(status)
-
-
-def connect():
-    """The ranks that were started, by now known to `job`. This is the one place where MPI is opened.
-
-    Where there is none, one rank alone does without, unless a launcher says that it has started others.
-    """
+def connect(transport=transports.AUTO):
+    """The ranks that were started, by now known to `job`."""
     _yield_if_crowded()
     try:
-        import mpi4py.MPI  # noqa: F401 - to see whether it can be
-    except (ImportError, RuntimeError) as error:
-        if launched_ranks() > 1:
-            raise UserError(
-                f"the launcher started {launched_ranks()} ranks, but MPI cannot be used ({error}); install an MPI and "
-                "mpi4py, or start one rank"
-            ) from None
-        return alone()
-    ranks = Ranks(_MPI(), _MPI)
-    unseen = ranks_that_mpi_does_not_see(ranks.size)
+        communicator = transports.connect(transport)
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
+    ranks = Ranks(communicator)
+    unseen = ranks_that_are_not_seen(ranks.size)
     if unseen:
         raise UserError(unseen)
     job.enlist(ranks)
@@ -88,16 +34,16 @@ def connect():
 
 
 def alone():
-    return Ranks(Alone(), Alone)
+    return Ranks(Alone())
 
 
 class Ranks:
     """Over a communicator of its own. `new_communicator` makes the reducer's, whose messages must never meet ours."""
 
-    def __init__(self, communicator, new_communicator):
-        self._communicator, self.new_communicator = communicator, new_communicator
+    def __init__(self, communicator):
+        self._communicator, self.new_communicator = communicator, communicator.duplicate
         self.rank, self.size = communicator.rank, communicator.size
-        self.versions = communicator.versions()
+        self.versions = {"mpi4py": None, "mpi_library": None, **communicator.versions()}
         places = self.everyones((socket.gethostname(), _cores()))
         self.hosts = [host for host, _ in places]
         here = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]

@@ -1,15 +1,13 @@
 """What a run says about itself: the plan at its start, the stages of an epoch's steps, the summary at its end."""
 
 import resource
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from .step import REDUCTION, STAGES, Tally
+
 KIB_PER_MIB = 1024  # Linux gives a process's memory in KiB
-BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
-REDUCTION = ("backward", "merge", "compression", "communication", "demerge", "device_to_host", "host_to_device")
-STAGES = ("data", "forward", *REDUCTION, "update")  # of a step
 
 
 # ---- the plan
@@ -39,7 +37,7 @@ class Plan:
 
 def plan(steps_per_epoch, options):
     steps = steps_per_epoch * options.max_epochs
-    dense = min(steps, options.warmup_iters) if options.is_sparse else steps
+    dense = min(steps, options.settings.warmup_iters) if options.is_sparse else steps
     return Plan(steps_per_epoch, options.max_epochs, dense)
 
 
@@ -58,103 +56,34 @@ def announce_plan(log, plan, options, ranks):
         plan.steps,
         plan.epochs,
     )
+    _announce_phases(log, plan, options)
+    clip = options.settings.norm_clip
+    before = "no clipping before" if clip is None else f"clipping to {clip:g}/sqrt(P) before"
+    after = "before they enter the velocity" if options.momentum_correction else "after it"
+    log.info("gradients: %s the reduction, to %g %s", before, options.max_grad_norm, after)
+
+
+def _announce_phases(log, plan, options):
+    compressor, density, warm_up = options.compressor, options.settings.density, options.settings.warmup_iters
     if not options.compression:
         log.info("every step is dense; --compression lets a compressor choose what is sent")
     elif not options.is_sparse:
-        log.info("every step is dense: --compressor %s sends everything", options.compressor)
+        log.info("every step is dense: --compressor %s sends everything", compressor)
     elif not plan.dense:
-        log.info("every step is sparse: %s at density %g, without a warm-up", options.compressor, options.density)
+        log.info("every step is sparse: %s at density %g, without a warm-up", compressor, density)
     elif plan.sparse:
         epoch, step = plan.start
         log.info(
             "the first %d steps are dense; %s at density %g takes over at step %d, which is step %d of epoch %d: "
             "the last %d steps are sparse",
-            *(plan.dense, options.compressor, options.density, plan.dense, step, epoch, plan.sparse),
+            *(plan.dense, compressor, density, plan.dense, step, epoch, plan.sparse),
         )
     else:
         log.warning(
             "this run is too short to become sparse: it has %d steps, and the first %d are dense (--warmup-iters); "
             "give it more --max-epochs than %d, or a shorter warm-up",
-            *(plan.steps, options.warmup_iters, options.warmup_iters // plan.steps_per_epoch),
+            *(plan.steps, warm_up, warm_up // plan.steps_per_epoch),
         )
-    clip = "no clipping before" if options.norm_clip is None else f"clipping to {options.norm_clip:g}/sqrt(P) before"
-    log.info("gradients: %s the reduction, to %g after it", clip, options.max_grad_norm)
-
-
-# ---- a step
-
-
-def step_record(loss, trainer, report, seconds):
-    """The figures of a step as metrics.jsonl has them: loss and traffic are of this rank."""
-    return {
-        "phase": report.phase,
-        "skipped": trainer.grad_norm is None,
-        "loss": loss,
-        "lr": trainer.lr,
-        "grad_norm": trainer.grad_norm,
-        **_selection(report),
-        "bytes_sent": report.bytes_sent,
-        "bytes_received": report.bytes_received,
-        "t_iter": seconds,
-        "t_data": trainer.seconds["data"],
-        "t_compute": trainer.seconds["compute"],
-        "t_select": report.t_select,
-        "t_comm": report.t_comm,
-        "t_apply": report.t_apply + trainer.seconds["apply"],
-    }
-
-
-def _selection(report):
-    """Over all merged gradients at once; while dense, and where the ranks skipped the step, none of it exists."""
-    if report.phase != "sparse" or report.skipped:
-        return {}
-    count = report.selected_global
-    return {
-        "sparsity": 1 - count / report.elements,
-        "compression_ratio": report.elements / max(1, count),
-        "communication_size": count * BYTES_PER_ENTRY,
-        "target_k": report.target_k,
-        "selected_local": report.selected_local,
-        "selected_global": count,
-    }
-
-
-def stage_seconds(seconds, report):
-    """The seconds of a step by stage; they do not overlap."""
-    staged = report.t_to_host + report.t_to_device
-    return {
-        "data": seconds["data"],
-        "forward": seconds["compute"] - seconds["backward"],
-        "backward": seconds["backward"],
-        "merge": report.t_merge + report.t_inspect,
-        "compression": report.t_select,
-        "communication": report.t_comm - staged,
-        "demerge": report.t_apply,
-        "device_to_host": report.t_to_host,
-        "host_to_device": report.t_to_device,
-        "update": seconds["apply"],
-    }
-
-
-@dataclass
-class Tally:
-    """Sums over steps."""
-
-    steps: int = 0
-    loss: float = 0.0
-    bytes_sent: int = 0
-    seconds: float = 0.0
-    stages: Counter = field(default_factory=Counter)
-
-    def add(self, record, stages):
-        self.steps += 1
-        self.loss += record["loss"]
-        self.bytes_sent += record["bytes_sent"]
-        self.seconds += record["t_iter"]
-        self.stages.update(stages)
-
-    def milliseconds(self, stage):
-        return 1e3 * self.stages[stage] / max(1, self.steps)
 
 
 # ---- an epoch
@@ -214,10 +143,10 @@ class Summary:
         self.losses, self.sparsities, self.ratios, self.figures = [], [], [], {}
         self.skipped = 0
 
-    def step(self, record, stages):
+    def step(self, step):
         """Those that were skipped are counted apart, by `epoch`: they sent nothing to speak of."""
-        if not record["skipped"]:
-            self.phases[record["phase"]].add(record, stages)
+        if not step.skipped:
+            self.phases[step.phase].add(step)
 
     def epoch(self, loss, sparse_metrics, skipped):
         self.losses.append(loss)

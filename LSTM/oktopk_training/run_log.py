@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -25,30 +24,6 @@ log = logging.getLogger("oktopk")
 
 _EARLY_LINES = 1000  # log lines kept until there is a train.log to put them into
 
-# Contract for readers of metrics.jsonl: an iteration has all of these, null where one does not apply.
-_ITERATION = {
-    "iter": None,
-    "epoch": None,
-    "phase": "dense",
-    "skipped": False,
-    "loss": None,
-    "lr": None,
-    "grad_norm": None,
-    "sparsity": None,
-    "compression_ratio": None,
-    "communication_size": None,
-    "target_k": None,
-    "selected_local": None,
-    "selected_global": None,
-    "bytes_sent": 0,
-    "bytes_received": 0,
-    "t_iter": None,
-    "t_data": None,
-    "t_compute": None,
-    "t_select": 0.0,
-    "t_comm": 0.0,
-    "t_apply": None,
-}
 _EPOCH = {
     "epoch": None,
     "loss": None,
@@ -164,16 +139,10 @@ class RunLog:
             with suppress(OSError) if kind else writing(self.folder):  # what is under way is the error to report
                 file.close()
 
-    def iteration(self, density, **values):
-        record = self._write("iter", {**_ITERATION, **values})
-        self._to_board(record, values["iter"])
-        self._bar.set_postfix(
-            epoch=values["epoch"],
-            loss=f"{values['loss']:.3f}",
-            phase=record["phase"],
-            density=f"{density:g}",
-            refresh=False,
-        )
+    def step(self, step, density):
+        self._to_board(self._write("iter", step.record()), step.iter)
+        shown = {"epoch": step.epoch, "loss": f"{step.loss:.3f}", "phase": step.phase, "density": f"{density:g}"}
+        self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
     def epoch(self, **values):
@@ -213,7 +182,7 @@ class NoRunLog:
     def __exit__(self, *_):
         pass
 
-    def iteration(self, density, **values):
+    def step(self, step, density):
         pass
 
     def epoch(self, **values):
@@ -257,9 +226,8 @@ def _to_file(path):
 
 def config_of(options, figures, ranks):
     """What config.json holds."""
-    plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return {
-        "options": plain,
+        "options": options.flat(),
         "figures": figures,
         "versions": {
             "python": platform.python_version(),

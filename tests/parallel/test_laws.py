@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from ranks import RANKS, findings_of
 
-from compression import compressors
+from oktopk import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
 CASES_EACH = 22  # nasty kinds, sizes and the long run: a worker that ran fewer has not shown anything

@@ -8,8 +8,10 @@ import traceback
 import pytest
 import torch
 
-from allreducer import AllReducer, ReducerError
-from compression import compressors
+from allreducer import AllReducer, ReducerError, compressors
+from oktopk import Settings
+from oktopk.reducer import Reducer
+from oktopk.transports.alone import Alone
 
 SPARSE = [name for name, compressor in compressors.items() if compressor.is_sparse]
 
@@ -178,7 +180,7 @@ def test_an_error_in_the_thread_surfaces_with_its_traceback_and_does_not_hang(lo
     assert one.done.get(timeout=60) == "DONE"
     with pytest.raises(ReducerError) as caught:
         one.reducer.get_result("w")
-    assert "in _step" in "".join(traceback.format_exception(caught.value.__cause__))
+    assert "in average" in "".join(traceback.format_exception(caught.value.__cause__))
     assert heard == [caught.value.__cause__]
     with pytest.raises(ReducerError):
         one.reducer.add_tensor("w", EIGHT)
@@ -196,8 +198,10 @@ def test_an_err_callback_of_any_kind_does_not_hang_the_loop(loop, broken):
         one.reducer.get_result("w")
 
 
-def test_a_sum_beyond_float32_is_an_error(loop):
-    one = loop({"w": 2}, density=0.5, warmup_iters=0)
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sum_beyond_float32_is_an_error(loop, name):
+    """Of two elements topkSA makes a dense result: that is looked at too."""
+    one = loop({"w": 2}, name, density=0.5, warmup_iters=0)
     for gradient in ([3e38, 1.2e38], [3e38, 1e38], [3.3e38, 0.5e38]):  # the second stays, and grows to 2.7e38
         one.step(w=torch.tensor(gradient))
     with pytest.raises(ReducerError, match="beyond float32"):
@@ -321,9 +325,23 @@ def test_the_registry_has_the_ten_names_and_their_aliases():
 
 def test_a_merged_gradient_whose_indices_overflow_int32_is_refused_with_the_remedy():
     class Huge:
-        name, size = "w", 2**31
-
-    from allreducer import _check_indices_fit
+        name, size, gradient = "w", 2**31, torch.zeros(1)
 
     with pytest.raises(OverflowError, match="merge_size"):
-        _check_indices_fit(Huge)
+        Reducer(Huge, compressors["oktopk"], Settings(), Alone())
+
+
+def test_a_compressor_that_is_not_to_be_used_is_no_silence(caplog):
+    with caplog.at_level(logging.WARNING):
+        reducer = AllReducer([("w", torch.nn.Parameter(torch.zeros(4)))], None, None, compressors["oktopk"])
+    assert "every step will be dense: oktopk was given" in caplog.text
+    assert reducer.get_current_density() == 1
+    caplog.clear()
+    AllReducer([("w", torch.nn.Parameter(torch.zeros(4)))], None, None, compressors["none"])
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("value", [1.5, "128", float("inf")])
+def test_a_count_is_a_whole_number(value):
+    with pytest.raises(ValueError, match="warmup_iters is a whole number, 0 or more"):
+        Settings(warmup_iters=value)

@@ -1,12 +1,14 @@
 """The wrapper around torch optimizers, on one rank: it must be the optimizer it wraps, and lose nothing of it."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
 
-from allreducer import ReducerError
-from compression import compressors
+import oktopk
+from allreducer import ReducerError, compressors
 from distributed_optimizer import DistributedOptimizer
 
 MAKERS = {
@@ -252,13 +254,14 @@ def test_a_double_precision_model_gets_gradients_of_its_own_kind(wrap):
     assert not torch.equal(before, model[0].weight)
 
 
-def test_an_error_in_the_reducer_reaches_synchronize(wrap):
-    model = make_model()
-    optimizer = wrap(model)
+def test_an_error_in_the_reducer_reaches_synchronize_and_the_handler(wrap):
+    model, heard = make_model(), []
+    optimizer = wrap(model, err_handler=heard.append)
     optimizer.reducer._merged[0].gradient = None
     model(batches(1)[0][0]).sum().backward()
-    with pytest.raises(ReducerError):
+    with pytest.raises(AttributeError) as caught:
         optimizer.synchronize()
+    assert heard == [caught.value]
 
 
 # ---- what other loops do
@@ -321,7 +324,190 @@ def test_a_gradient_that_is_there_when_the_optimizer_is_wrapped_counts(wrap):
         assert torch.equal(a, b)
 
 
+def test_a_backward_pass_after_synchronizing_is_refused(wrap):
+    """It would add this rank's own gradient to the mean, and part the ranks."""
+    model = make_model()
+    optimizer = wrap(model)
+    (inputs, targets), *_ = batches(1)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.synchronize()
+    before = copy.deepcopy(model.state_dict())
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    for refused in (optimizer.step, optimizer.synchronize):
+        with pytest.raises(RuntimeError, match=r"backward was called after synchronize\(\)"):
+            refused()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    optimizer.zero_grad()
+    train(model, optimizer, 2)  # and it goes on
+
+
+def test_gradients_may_be_clipped_between_synchronizing_and_the_step(wrap):
+    bare, distributed = make_model(), make_model()
+    plain, optimizer = MAKERS["sgd"](bare.parameters()), wrap(distributed)
+    for inputs, targets in batches(3):
+        for model, each in ((bare, plain), (distributed, optimizer)):
+            each.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            if each is optimizer:
+                optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            each.step()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-7)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_step_hooks_run_once_a_step(wrap, loads):
+    model, heard = make_model(), []
+    optimizer = wrap(model)
+    optimizer.register_step_post_hook(lambda *_: heard.append("post"))
+    optimizer.register_step_pre_hook(lambda *_: heard.append("pre"))
+    if loads:
+        optimizer.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, 2)
+    assert heard == ["pre", "post"] * 2
+
+
+KINDS = {
+    "dense": {},
+    "oktopk": {"compression": compressors["oktopk"], "is_sparse": True, "density": 0.1, "warmup_iters": 3},
+    "reuse": {"compression": compressors["oktopk"], "is_sparse": True, "density": 0.1, "warmup_iters": 1,
+              "threshold": "reuse", "threshold_period": 3},
+    "gaussiank": {"compression": compressors["gaussiank"], "is_sparse": True, "density": 0.1, "warmup_iters": 1},
+    "topkAopt": {"compression": compressors["topkAopt"], "is_sparse": True, "density": 0.1, "warmup_iters": 1,
+                 "threshold_period": 4},
+    "corrected": {"compression": compressors["oktopk"], "is_sparse": True, "density": 0.1, "warmup_iters": 3,
+                  "momentum_correction": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["the same optimizer", "a new one"])
+def test_a_replay_from_a_loaded_state_is_the_same_bit_for_bit(wrap, kind, where):
+    model = make_model()
+    optimizer = wrap(model, "nesterov", **KINDS[kind])
+    train(model, optimizer, 7)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, 9)
+    first = copy.deepcopy(model.state_dict())
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    if where == "a new one":
+        model = make_model(seed=1)
+        optimizer = wrap(model, "nesterov", **KINDS[kind])
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    train(model, optimizer, 9)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, first[name]), name
+
+
+def test_a_state_by_parameter_name_survives_another_merging(wrap):
+    model = make_model()
+    optimizer = wrap(model, **KINDS["oktopk"])
+    train(model, optimizer, 6)
+    state = optimizer.state_dict()["oktopk"]
+    other = wrap(make_model(), **KINDS["oktopk"], merge_size=10)
+    other.reducer.load_state_dict(state)
+    taken = other.state_dict()["oktopk"]["parameters"]
+    assert sum(float(each["residual"].abs().sum()) for each in taken.values()) > 0
+    for name, kept in state["parameters"].items():
+        assert torch.equal(taken[name]["residual"], kept["residual"])
+        assert taken[name]["reductions"] == kept["reductions"] == 6
+
+
+def test_a_state_without_the_reducers_share_lets_it_begin_anew(wrap):
+    model = make_model()
+    optimizer = wrap(model, **KINDS["oktopk"])
+    plain = MAKERS["sgd"](model.parameters()).state_dict()
+    train(model, optimizer, 5)
+    assert optimizer.reducer.last_step.phase == "sparse"
+    optimizer.load_state_dict(plain)
+    assert not any("residual" in each for each in optimizer.state_dict()["oktopk"]["parameters"].values())
+    assert optimizer.get_current_density() == 1
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_wrapping_it_again_with_all_parameters_is_taken_literally(corrected):
+    model, other = make_model(), torch.nn.Linear(3, 3)
+    options = {**KINDS["oktopk"], "momentum_correction": corrected}
+    bare = MAKERS["nesterov"](model.parameters())
+    optimizer = DistributedOptimizer(bare, model.named_parameters(), **options)
+    train(model, optimizer, 5)
+    kept = optimizer.state_dict()["oktopk"]["parameters"]["0.weight"]
+    optimizer.add_param_group({"params": list(other.parameters())})
+    named = [*model.named_parameters(), *((f"other.{name}", p) for name, p in other.named_parameters())]
+    again = DistributedOptimizer(optimizer, named, **options)
+    assert isinstance(again, torch.optim.SGD)
+    assert torch.equal(again.state_dict()["oktopk"]["parameters"]["0.weight"]["residual"], kept["residual"])
+    before = other.weight.detach().clone()
+    again.zero_grad()
+    other(model(batches(1)[0][0])).square().sum().backward()
+    again.step()
+    again.stop()
+    assert not torch.equal(other.weight, before)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy, pickle.dumps, lambda it: torch.save(it, io.BytesIO())])
+def test_a_copy_is_refused_with_what_to_do_instead(wrap, copier):
+    with pytest.raises(TypeError, match=r"DistributedSGD is bound to .* keep its state_dict\(\)"):
+        copier(wrap(make_model()))
+
+
+def test_parameters_on_two_devices_are_refused_with_both_names():
+    named = [("here", torch.nn.Parameter(torch.ones(3))), ("there", torch.nn.Parameter(torch.ones(3, device="meta")))]
+    with pytest.raises(ValueError, match="the parameters lie on cpu and meta"):
+        DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=0.1), named)
+
+
+def test_the_library_wraps_without_the_contracts_words():
+    bare, distributed = make_model(), make_model()
+    train(bare, MAKERS["adam"](bare.parameters()))
+    optimizer = oktopk.DistributedOptimizer(
+        MAKERS["adam"](distributed.parameters()), distributed.named_parameters(), compression="oktopk", density=1.0
+    )
+    train(distributed, optimizer)
+    assert optimizer.last_step.phase == "dense"
+    optimizer.stop()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_dropped_optimizer_is_not_kept_by_its_parameters(wrap):
+    import gc
+    import weakref
+
+    model = make_model()
+    optimizer = DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
+    there = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert there() is None
+
+
 # ---- momentum correction
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_what_goes_into_the_velocity_is_clipped_as_the_gradient_would_be(nesterov):
+    """Clipping the mean velocity, which stays unclipped itself, trains something else."""
+    bare, distributed = make_model(), make_model()
+    plain = with_momentum(bare.parameters(), nesterov=nesterov)
+    optimizer = DistributedOptimizer(
+        with_momentum(distributed.parameters(), nesterov=nesterov), distributed.named_parameters(),
+        momentum_correction=True, velocity_clip=0.05,
+    )  # fmt: skip
+    for inputs, targets in batches(8):
+        for model, each in ((bare, plain), (distributed, optimizer)):
+            each.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            if each is plain:
+                assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05
+            each.step()
+    optimizer.stop()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def with_momentum(parameters, **more):

@@ -9,8 +9,8 @@ import pytest
 import doctor
 from corpora import PROJECT, run_program
 from doctor import FAULT, NOTE, OK
-from launch import LAUNCHED_RANKS
 from link_speed import LinkSpeed
+from oktopk.launchers import LAUNCHED_RANKS
 from parallel.ranks import run_ranks
 from surroundings import MANIFESTS, requirements
 

@@ -1,6 +1,8 @@
-"""The kernels against the same operations in torch, element for element, and against definitions by sorting."""
+"""The kernels against the same operations in torch, element for element, and against definitions by sorting.
 
-from functools import partial
+`CpuOps` leaves zeros out where `TorchOps` may keep them, for on a device their number would have to be waited for:
+there, what the two leave in a dense tensor is compared.
+"""
 
 import numpy as np
 import pytest
@@ -8,67 +10,113 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from values import BOTH, FLOATS, VECTORS, assert_same, assert_sorted_by_definition, entries
 
-from algorithms import Accumulated
-from compression import ExactTopK, GaussianThreshold, ReusedThreshold
-from selection import kth_magnitude, largest
-from sparse import CpuOps, Sparse, TorchOps, bits_of
+from oktopk.entries import RADIX_PARTS, RADIX_PARTS_ON_THE_WIRE, Entries, bits_of, kth_magnitude, magnitude_of
+from oktopk.kernels import CpuOps
+from oktopk.operations import SAMPLE, TorchOps
 
-BOTH = pytest.mark.parametrize("ops", [CpuOps, TorchOps])
-FLOATS = st.one_of(
-    st.floats(-(2.0**100), 2.0**100, width=32),
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-30, 1e-45, -1e-45, 1e37]).map(np.float32).map(float),
-)
-VECTORS = st.integers(1, 200).flatmap(lambda n: arrays(np.float32, n, elements=FLOATS))
+PARTS = st.sampled_from([*RADIX_PARTS, *RADIX_PARTS_ON_THE_WIRE])
+N = 60  # of the tensors that entries go to
+PLACES = st.sets(st.integers(0, N - 1))
 
 
-def entries(array):
-    return Sparse(torch.arange(len(array), dtype=torch.int32), torch.from_numpy(array))
+def non_zeros(array):
+    return entries(array)._replace(values=torch.from_numpy(np.where(array == 0, np.float32(1), array)))
 
 
-def assert_same(a, b):
-    assert a.indices.dtype == b.indices.dtype == torch.int32
-    assert a.values.dtype == b.values.dtype == torch.float32
-    assert torch.equal(a.indices, b.indices)
-    assert a.values.numpy().tobytes() == b.values.numpy().tobytes()
+def dense(found):
+    tensor = torch.zeros(N)
+    tensor[found.indices.long()] = found.values
+    return tensor
 
 
-def assert_sorted_by_definition(chosen, array, k):
-    order = np.lexsort((np.arange(len(array)), -np.abs(array.astype(np.float64))))
-    order = np.sort([i for i in order[:k] if array[i] != 0])
-    assert chosen.indices.tolist() == list(order)
-    assert chosen.values.tolist() == array[order.astype(int)].tolist()
+@st.composite
+def lists(draw, within=None):
+    """Entries at some of the places."""
+    places = sorted(draw(PLACES if within is None else st.sets(st.sampled_from(within))) if within != [] else ())
+    values = draw(arrays(np.float32, len(places), elements=FLOATS))
+    return Entries(torch.tensor(places, dtype=torch.int32), torch.from_numpy(values))
+
+
+# ---- choosing
 
 
 @BOTH
 @given(array=VECTORS, k=st.integers(1, 250))
 def test_largest_are_those_that_sorting_gives(ops, array, k):
-    assert_sorted_by_definition(largest(ops, entries(array), k), array, k)
+    largest, _ = ops.ranking(ops.entries_at_least(entries(array), 1)).largest(k)
+    assert_sorted_by_definition(largest, array, k)
+
+
+@given(array=VECTORS, k=st.integers(1, 250))
+def test_both_say_the_same_bound_of_the_k_largest(array, k):
+    (largest, bound), (others, magnitude) = (ops.ranking(non_zeros(array)).largest(k) for ops in (CpuOps, TorchOps))
+    assert_same(largest, others)
+    assert bound == (bits_of(float(magnitude)) if k <= len(array) else 0)
+    assert k > len(array) or magnitude_of(bound) == largest.values.abs().min()
+
+
+@given(array=VECTORS, k=st.integers(1, 250), fewer=st.integers(0, 5))
+def test_keep_gives_what_is_above_the_bound_and_the_first_ties(array, k, fewer):
+    """Of the ties, those that another rank's entries take the place of are left out."""
+    bound, ties = kth_magnitude(CpuOps.ranking(entries(array)).histogram, k)
+    ties = max(0, ties - fewer)
+    magnitudes = np.abs(array)
+    above, at = np.flatnonzero(magnitudes > magnitude_of(bound)), np.flatnonzero(magnitudes == magnitude_of(bound))
+    kept = sorted([*above, *at[:ties]])
+    for ops in (CpuOps, TorchOps):
+        found = ops.ranking(entries(array)).keep(bound, ties, len(kept))
+        assert_same(found, Entries(torch.tensor(kept, dtype=torch.int32), torch.from_numpy(array[kept])))
+
+
+@given(array=VECTORS, part=PARTS, of=st.integers(0, 199))
+def test_histograms_agree_and_count_the_magnitudes_that_begin_alike(array, part, of):
+    shift, width = part
+    magnitudes = array.view(np.int32) & 0x7FFFFFFF
+    prefix = int(magnitudes[of % len(array)]) >> shift + width
+    mine = magnitudes[magnitudes >> shift + width == prefix]
+    expected = np.bincount(mine >> shift & (1 << width) - 1, minlength=1 << width)
+    for ops in (CpuOps, TorchOps):
+        counts = ops.ranking(entries(array)).histogram(shift, width, prefix)
+        assert counts.dtype == torch.int64
+        assert counts.tolist() == expected.tolist()
 
 
 @BOTH
-@given(
-    gradients=st.integers(1, 200).flatmap(
-        lambda n: st.lists(arrays(np.float32, n, elements=FLOATS), min_size=4, max_size=4)
-    )
-)
-def test_exact_choice_is_right_whatever_was_guessed_before(ops, gradients):
-    n = len(gradients[0])
-    k = max(1, n // 10)
-    chooser, residual = ExactTopK(ops, n, k), torch.zeros(n)
-    for gradient in gradients:
-        acc = residual.numpy() + gradient
-        candidates = ops.accumulate(residual, torch.from_numpy(gradient.copy()), chooser.bound, chooser.room)
-        assert residual.numpy().tobytes() == acc.tobytes()
-        chosen = chooser.choose(Accumulated(residual, candidates))
-        assert_sorted_by_definition(chosen, acc, k)
-        ops.put_zero(residual, chosen.indices)
+def test_kth_magnitude_says_how_many_ties_belong_to_the_k_largest(ops):
+    histogram = ops.ranking(entries(np.array([2.0, -2.0, 2.0, 5.0, 0.0, -0.0], np.float32))).histogram
+    for parts in (RADIX_PARTS, RADIX_PARTS_ON_THE_WIRE):
+        assert kth_magnitude(histogram, 3, parts) == (bits_of(2.0), 2)
+        assert kth_magnitude(histogram, 5, parts) == (0, 0)  # zeros are never chosen
+
+
+@BOTH
+@given(array=VECTORS, k=st.integers(1, 250))
+def test_candidates_hold_the_k_largest_and_no_zeros(ops, array, k):
+    found = ops.candidates(torch.from_numpy(array), k)
+    assert (found.values != 0).all()
+    assert found.values.tolist() == array[found.indices.numpy()].tolist()
+    assert_sorted_by_definition(ops.ranking(found).largest(k)[0], array, k)
+
+
+@BOTH
+@pytest.mark.parametrize("seen", [0.0, 1e-20, 1e20])
+def test_candidates_hold_the_k_largest_where_a_sample_misleads(ops, seen):
+    """The sample takes every third element, and those are all of another size."""
+    n, k = 3 * SAMPLE, 1000
+    array = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    array[::3] *= seen
+    largest, _ = ops.ranking(ops.candidates(torch.from_numpy(array), k)).largest(k)
+    assert_sorted_by_definition(largest, array, k)
 
 
 @given(array=VECTORS, magnitude=FLOATS)
 def test_at_least_and_count_agree(array, magnitude):
     bound, tensor = bits_of(abs(np.float32(magnitude))), torch.from_numpy(array)
     assert_same(CpuOps.at_least(tensor, bound), TorchOps.at_least(tensor, bound))
+    assert_same(CpuOps.at_least(tensor, bound), CpuOps.entries_at_least(entries(array), bound))
+    assert_same(CpuOps.at_least(tensor, bound), TorchOps.entries_at_least(entries(array), bound))
     assert CpuOps.count_at_least(tensor, bound) == TorchOps.count_at_least(tensor, bound)
     assert CpuOps.count_at_least(tensor, bound) == np.count_nonzero(np.abs(array) >= max(abs(magnitude), 1e-45))
 
@@ -88,22 +136,28 @@ def test_accumulate_agrees_and_gives_up_when_there_is_no_room(array, room, magni
         assert_same(*found)
 
 
-@given(array=VECTORS, shift=st.sampled_from([(19, 12), (7, 12), (0, 7)]))
-def test_histograms_agree(array, shift):
-    tensor = torch.from_numpy(array)
-    prefix = (bits_of(abs(array[0])) & 0x7FFFFFFF) >> sum(shift)
-    assert torch.equal(CpuOps.histogram(tensor, *shift, prefix), TorchOps.histogram(tensor, *shift, prefix))
+@BOTH
+@given(array=VECTORS)
+def test_accumulate_without_a_bound_adds_and_finds_nothing(ops, array):
+    residual, gradient = torch.full((len(array),), 0.25), torch.from_numpy(array.copy())
+    assert ops.accumulate(residual, gradient) is None
+    assert residual.numpy().tobytes() == (array + np.float32(0.25)).tobytes()
+    assert not gradient.any()
+
+
+# ---- sums and what is left of them
 
 
 @settings(max_examples=50)
-@given(data=st.data(), lists=st.integers(1, 5), low=st.integers(0, 40_000), width=st.integers(1, 70_000))
-def test_sums_of_lists_agree_and_are_those_of_a_loop(data, lists, low, width):
+@given(data=st.data(), count=st.integers(1, 5), low=st.integers(0, 40_000), width=st.integers(1, 70_000))
+def test_sums_of_lists_agree_and_are_those_of_a_loop(data, count, low, width):
     high = low + width
     parts = []
-    for _ in range(lists):
+    for _ in range(count):
         where = sorted(data.draw(st.sets(st.integers(low, high - 1), max_size=30)))
-        parts.append((where, data.draw(arrays(np.float32, len(where), elements=st.floats(-2, 2, width=16)))))
-    together = Sparse(
+        values = st.floats(-2, 2, width=16).filter(bool)
+        parts.append((where, data.draw(arrays(np.float32, len(where), elements=values))))
+    together = Entries(
         torch.tensor([i for where, _ in parts for i in where], dtype=torch.int32),
         torch.from_numpy(np.concatenate([values for _, values in parts])),
     )
@@ -111,83 +165,83 @@ def test_sums_of_lists_agree_and_are_those_of_a_loop(data, lists, low, width):
     expected = np.zeros(high, np.float32)
     for where, values in parts:
         expected[where] += values
-    sums = CpuOps.sum_lists(together, counts, low, high)
-    assert_same(sums, TorchOps.sum_lists(together, counts, low, high))
-    assert sums.indices.tolist() == np.flatnonzero(expected).tolist()
-    assert sums.values.tolist() == expected[np.flatnonzero(expected)].tolist()
+    found = [ops.without_zeros(ops.sum_lists(together, counts, low, high)) for ops in (CpuOps, TorchOps)]
+    assert_same(*found)
+    assert found[0].indices.tolist() == np.flatnonzero(expected).tolist()
+    assert found[0].values.tolist() == expected[np.flatnonzero(expected)].tolist()
 
 
-@given(a=st.sets(st.integers(0, 300)), b=st.sets(st.integers(0, 300)))
-def test_common_indices(a, b):
-    first, second = (torch.tensor(sorted(s), dtype=torch.int32) for s in (a, b))
+@given(mine=lists(), others=lists())
+def test_common_keeps_the_entries_whose_places_the_others_have_too(mine, others):
+    expected = torch.zeros(N)
+    for i, value in zip(*mine, strict=True):
+        expected[i] = value if i in others.indices else 0
     for ops in (CpuOps, TorchOps):
-        assert ops.common(first, second).tolist() == sorted(a & b)
+        assert torch.equal(dense(ops.common(mine, others)), expected)
+
+
+@given(data=st.data(), before=lists())
+def test_differences_are_what_the_second_list_lacks_of_the_first(data, before):
+    after = data.draw(lists(within=before.indices.tolist()))
+    found = [ops.differences(before, after) for ops in (CpuOps, TorchOps)]
+    assert_same(*found)
+    assert torch.equal(dense(found[0]), dense(before) - dense(after))
+    assert (found[0].values != 0).all()
+
+
+# ---- in place
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("put", lambda old, value: value),
+        ("add", lambda old, value: old + value),
+        ("subtract", lambda old, value: old - value),
+        ("clear", lambda old, value: old * (value == 0)),  # an entry of zero is none
+    ],
+)
+@BOTH
+@given(array=arrays(np.float32, N, elements=FLOATS), found=lists())
+def test_entries_change_their_own_places_and_no_others(name, expected, ops, array, found):
+    tensor, places = torch.from_numpy(array.copy()), found.indices.long()
+    getattr(ops, name)(tensor, found)
+    wanted = torch.from_numpy(array)
+    wanted[places] = expected(wanted[places], found.values)
+    assert torch.equal(tensor, wanted)
+
+
+# ---- of all elements
 
 
 @BOTH
-def test_put_add_and_clear(ops):
-    tensor = torch.ones(100)
-    chosen = Sparse(torch.tensor([3, 99], dtype=torch.int32), torch.tensor([5.0, -2.0]))
-    ops.put(tensor, chosen)
-    ops.add(tensor, chosen)
-    ops.put_zero(tensor, torch.tensor([0], dtype=torch.int32))
-    assert tensor[[0, 1, 3, 99]].tolist() == [0, 1, 10, -4]
-
-
-@BOTH
-def test_moments_are_not_finite_exactly_when_an_element_is_not(ops):
-    assert ops.moments(torch.tensor([1.0, -3.0])) == (-2.0, 10.0)
-    assert np.isfinite(ops.moments(torch.full((1000,), 3e38))[1])
+def test_the_norm_is_not_finite_exactly_when_an_element_is_not(ops):
+    assert ops.norm(torch.tensor([1.0, -3.0])) == pytest.approx(10**0.5)
+    assert np.isfinite(ops.norm(torch.full((1000,), 3e38)))
     for broken in (np.nan, np.inf, -np.inf):
-        assert not np.isfinite(ops.moments(torch.tensor([1.0, broken, 2.0]))[1])
+        assert not np.isfinite(ops.norm(torch.tensor([1.0, broken, 2.0])))
 
 
-def test_indices_above_2_to_24_are_exact():
+def test_finite_is_what_has_finite_elements_only():
+    assert TorchOps.is_finite(torch.full((1000,), 3e38))
+    assert TorchOps.is_finite(torch.empty(0))
+    for broken in (np.nan, np.inf, -np.inf):
+        assert not TorchOps.is_finite(torch.tensor([1.0, broken, 2.0]))
+
+
+@BOTH
+def test_mean_and_deviation_are_those_of_the_elements(ops):
+    assert ops.mean_and_deviation(torch.tensor([1.0, -3.0])) == pytest.approx((-1.0, 2.0))
+    assert ops.mean_and_deviation(torch.full((1000,), 0.1)) == pytest.approx((0.1, 0.0), abs=1e-8)
+
+
+@BOTH
+def test_indices_above_2_to_24_are_exact(ops):
     """A float32 cannot hold 2**24 + 1; an int32 can, through every step of a choice."""
     n, where = (1 << 24) + 1000, [5, (1 << 24) + 1, (1 << 24) + 999]
     values = torch.zeros(n)
     values[where] = torch.tensor([1.0, 2.0, 3.0])
-    chosen = ExactTopK(CpuOps, n, 3).choose(Accumulated(values))
+    chosen, _ = ops.ranking(ops.candidates(values, 3)).largest(3)
     assert chosen.indices.tolist() == where
-    assert CpuOps.sum_lists(chosen, [3], 0, n).indices.tolist() == where
-
-
-@BOTH
-def test_kth_magnitude_says_how_many_ties_belong_to_the_k_largest(ops):
-    values = torch.tensor([2.0, -2.0, 2.0, 5.0, 0.0, -0.0])
-    assert kth_magnitude(partial(ops.histogram, values), 3) == (bits_of(2.0), 2)
-    assert kth_magnitude(partial(ops.histogram, values), 5) == (0, 0)  # zeros are never chosen
-
-
-@BOTH
-def test_a_reused_threshold_is_recomputed_after_its_period_and_follows_in_between(ops):
-    chooser, rng = ReusedThreshold(ops, 10_000, 100, period=4), np.random.default_rng(0)
-    counts, bounds = [], []
-    for scale in (1, 1.4, 1.4, 1.4, 1.4):
-        values = torch.from_numpy((rng.standard_normal(10_000) * scale).astype(np.float32))
-        counts.append(chooser.choose(Accumulated(values)).count)
-        bounds.append(chooser.bound)
-    assert counts[0] == counts[4] == 100  # exact when recomputed
-    assert all(count > 400 for count in counts[1:4])  # the scale grew under a threshold that stayed
-    assert bounds[0] < bounds[1] < bounds[2] < bounds[3] < bounds[4]
-
-
-@BOTH
-def test_a_gaussian_estimate_lands_in_its_band_on_normal_values(ops):
-    n, k = 200_000, 4000
-    values = torch.from_numpy(np.random.default_rng(1).standard_normal(n).astype(np.float32))
-    chosen = GaussianThreshold(ops, n, k, 0.02).choose(Accumulated(values))
-    assert 2 / 3 * k <= chosen.count <= 4 / 3 * k
-    assert chosen.values.abs().min() > 2.2  # the quantile itself, not a corrected one
-
-
-@BOTH
-@pytest.mark.parametrize("first", [0.0, 1e-6])
-def test_a_reused_threshold_from_other_gradients_is_recomputed_at_once(ops, first):
-    chooser, rng = ReusedThreshold(ops, 10_000, 100, period=32), np.random.default_rng(0)
-    counts = []
-    for scale in (first, 1, 1, 1):
-        values = torch.from_numpy((rng.standard_normal(10_000) * scale).astype(np.float32))
-        counts.append(chooser.choose(Accumulated(values)).count)
-    assert 100 in counts[1:3]
-    assert 50 < counts[3] < 200
+    twice = Entries(*(torch.cat((part, part)) for part in chosen))
+    assert ops.sum_lists(twice, [3, 3], 0, n).indices.tolist() == where

@@ -26,6 +26,9 @@ class Threads:
     def versions(self):
         return {}
 
+    def duplicate(self):
+        return self
+
     def _exchange(self, buffer):
         assert buffer.dim() == 1
         self._table[self.rank] = buffer.clone()
@@ -57,7 +60,7 @@ def on_ranks(size, action):
 
     def one(rank):
         try:
-            return action(Ranks(Threads(rank, size, table, meeting), None))
+            return action(Ranks(Threads(rank, size, table, meeting)))
         except (UserError, SystemExit) as error:
             return error
 
@@ -83,7 +86,7 @@ def test_places_on_a_node_follow_from_the_hosts_names(monkeypatch):
 
     table, meeting = [None] * 3, threading.Barrier(3)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda rank: Ranks(Named(rank, 3, table, meeting), None), range(3)))
+        found = list(pool.map(lambda rank: Ranks(Named(rank, 3, table, meeting)), range(3)))
     assert [(ranks.local_rank, ranks.local_size, ranks.cores) for ranks in found] == [(0, 2, 3), (0, 1, 3), (1, 2, 3)]
     assert found[1].hosts == ["node0", "node1", "node0"]
 

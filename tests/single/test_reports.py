@@ -8,21 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from allreducer import StepReport
-from oktopk_training import reports
+from oktopk import Report, Settings
+from oktopk.report import Selection
 from oktopk_training.options import parse_options
-from oktopk_training.reports import (
-    REDUCTION,
-    Summary,
-    Tally,
-    announce_plan,
-    breakdown,
-    mean,
-    plan,
-    stage_seconds,
-    step_record,
-    take,
-)
+from oktopk_training.reports import Summary, announce_plan, breakdown, mean, plan, take
+from oktopk_training.step import REDUCTION, STAGES, Tally, step_of
 
 
 @pytest.fixture
@@ -36,12 +26,18 @@ def announced(options, steps_per_epoch, caplog):
     return caplog.records
 
 
-def step(phase="dense", **figures):
-    trainer = SimpleNamespace(
-        lr=0.01, grad_norm=1.0, seconds={"data": 1.0, "compute": 5.0, "backward": 3.0, "apply": 2}
-    )
-    report = StepReport(phase=phase, **figures)
-    return step_record(4.0, trainer, report, 9.0), stage_seconds(trainer.seconds, report)
+def step(*selections, seconds=(), grad_norm=1.0, **figures):
+    """A step whose reducer reports these; `selections` are of its sparse reductions."""
+    own = {"data": 1.0, "forward": 2.0, "backward": 3.0, "update": 2.0}
+    trainer = SimpleNamespace(lr=0.01, grad_norm=grad_norm, seconds=own)
+    report = Report(**figures)
+    report.seconds.update(seconds)
+    for number, (selection, target_k, chosen) in enumerate(selections):
+        report.add_sparse(f"gradient {number}", selection, target_k, chosen)
+    return step_of(7, 1, 4.0, trainer, report, 9.0)
+
+
+SPARSE = (Selection(100, 2), 2, 2)
 
 
 # ---- the plan
@@ -67,7 +63,7 @@ def test_a_run_too_short_to_become_sparse_is_warned_of(options, epochs, too_shor
 
 
 def test_the_epochs_that_the_warning_asks_for_are_enough(options, caplog):
-    said = announced(replace(options, max_epochs=8, warmup_iters=128), 16, caplog)
+    said = announced(replace(options, max_epochs=8), 16, caplog)
     assert "give it more --max-epochs than 8" in said[1].getMessage()
     assert plan(16, replace(options, max_epochs=8)).sparse == 0
     assert plan(16, replace(options, max_epochs=9)).sparse > 0
@@ -81,7 +77,7 @@ def test_a_dense_run_is_said_to_be_dense(options, change, caplog):
 
 
 def test_a_run_without_a_warm_up_is_said_to_be_sparse(options, caplog):
-    announced(replace(options, warmup_iters=0), 14, caplog)
+    announced(replace(options, settings=Settings(warmup_iters=0)), 14, caplog)
     assert "every step is sparse: oktopk at density 0.02" in caplog.text
 
 
@@ -89,18 +85,32 @@ def test_a_run_without_a_warm_up_is_said_to_be_sparse(options, caplog):
 
 
 def test_several_merged_gradients_make_one_value_a_step():
-    record, _ = step("sparse", elements=1000, target_k=20, selected_local=21, selected_global=20)
+    """The same that their lists have, weighted: 20 of 1000 elements, wherever they lie."""
+    record = step((Selection(700, 5), 14, 15), (Selection(300, 15), 6, 6)).record()
     assert (record["sparsity"], record["compression_ratio"], record["communication_size"]) == (0.98, 50, 160)
-    assert (record["target_k"], record["selected_local"]) == (20, 21)
-    assert "sparsity" not in step("dense", elements=1000)[0]
+    assert (record["target_k"], record["selected_local"], record["selected_global"]) == (20, 21, 20)
+    assert record["phase"] == "sparse"
 
 
-def test_stages_do_not_overlap():
-    _, stages = step(t_merge=0.5, t_inspect=0.25, t_comm=2.0, t_to_host=0.5, t_to_device=0.25)
-    assert stages["forward"] == 5.0 - 3.0
-    assert stages["backward"] == 3.0
-    assert stages["merge"] == 0.75
-    assert stages["communication"] == 2.0 - 0.75
+def test_while_dense_and_where_a_step_was_skipped_nothing_was_selected():
+    for record in (step().record(), step(SPARSE, skipped=True, grad_norm=None).record()):
+        for key in ("sparsity", "compression_ratio", "communication_size", "target_k", "selected_global"):
+            assert record[key] is None
+
+
+def test_a_record_has_what_the_contract_names():
+    assert step(SPARSE).record().keys() == {
+        "iter", "epoch", "phase", "skipped", "loss", "lr", "grad_norm", "sparsity", "compression_ratio",
+        "communication_size", "target_k", "selected_local", "selected_global", "bytes_sent", "bytes_received",
+        "t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply",
+    }  # fmt: skip
+
+
+def test_times_of_a_record_are_sums_of_stages():
+    took = {"merge": 0.5, "compression": 0.25, "communication": 1.25, "demerge": 4.0, "device_to_host": 0.5}
+    record = step(seconds=took).record()
+    assert (record["t_data"], record["t_compute"], record["t_select"]) == (1.0, 2.0 + 3.0, 0.25)
+    assert (record["t_comm"], record["t_apply"]) == (1.25 + 0.5, 4.0 + 2.0)
 
 
 def test_what_arrives_while_metrics_are_taken_is_not_lost():
@@ -120,7 +130,7 @@ def test_the_mean_of_nothing_is_null():
 
 def test_the_breakdown_names_the_columns_that_follow():
     tally = Tally()
-    tally.add(*step(t_comm=2.0))
+    tally.add(step(seconds={"communication": 2.0}))
     header, row = breakdown(tally)
     assert header.split()[1:] == [stage.replace("_", "-") for stage in REDUCTION] + ["total"]
     figures = dict(zip(header.split()[1:], map(float, row.split()), strict=True))
@@ -134,7 +144,7 @@ def test_the_breakdown_names_the_columns_that_follow():
 def summary_of(*phases):
     summary = Summary({"wer": "WER", "cer": "CER"})
     for phase in phases:
-        summary.step(*step(phase, elements=100, selected_global=2, bytes_sent=400 if phase == "dense" else 16))
+        summary.step(step(bytes_sent=400) if phase == "dense" else step(SPARSE, bytes_sent=16))
     summary.epoch(3.5, {"sparsity": [0.98] * phases.count("sparse"), "compression_ratio": [50.0]}, 1)
     summary.validation({"epoch": 0, "loss": 3.0, "wer": 1.25, "cer": 0.5, "wer_mean": 1.5})
     return summary
@@ -149,9 +159,7 @@ def test_the_summary_tells_phases_apart():
 
 def test_skipped_steps_count_apart():
     summary = summary_of("dense")
-    record, stages = step("sparse", elements=100, skipped=True, bytes_sent=8)
-    assert "sparsity" not in record
-    summary.step({**record, "skipped": True}, stages)
+    summary.step(step(SPARSE, skipped=True, grad_norm=None, bytes_sent=8))
     assert (summary.record()["steps_sparse"], summary.record()["bytes_per_step_sparse"]) == (0, None)
     assert "1 steps skipped" in summary.table()[0]
 
@@ -175,4 +183,4 @@ def test_a_summary_of_dense_steps_has_no_nan():
 
 def test_all_stages_are_in_the_table():
     text = "\n".join(summary_of("dense", "sparse").table())
-    assert all(f"{stage.replace('_', '-')}, ms" in text for stage in reports.STAGES)
+    assert all(f"{stage.replace('_', '-')}, ms" in text for stage in STAGES)

@@ -65,7 +65,7 @@ def test_a_run_needs_no_room_for_its_kernels(tmp_path, monkeypatch):
     """Where they cannot be cached, each process compiles its own."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); import numpy, kernels; "
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); import numpy; from oktopk import kernels; "
         "print(kernels.count_at_least(numpy.ones(3, numpy.float32), numpy.int32(1)))"
     )
     result = run_program(("-c", script), environment={"PYTHONPATH": str(PROJECT / "LSTM")})

@@ -171,6 +171,13 @@ OPTIONS = {
     "data folder too long": (["--data-dir", "x" * 300], ["--data-dir xxx", "there is no folder"]),
     "model too long": (["--pretrain", "x" * 300], ["there is no such model"]),
     "run folder too long": (["--run-dir", "x" * 300], ["cannot write", "name too long"]),
+    "no model named": (["--pretrain", ""], ["--pretrain", "not empty", "''"]),
+    "no data folder named": (["--data-dir", ""], ["--data-dir", "not empty", "''"]),
+    "no run folder named": (["--run-dir="], ["--run-dir", "not empty", "''"]),
+    "no noise folder named": (["--noise-dir", ""], ["--noise-dir", "not empty", "''"]),
+    "no number given": (["--lr", ""], ["--lr", "''"]),
+    "an underscore in a number": (["--lr", "1_0"], ["--lr", "'1_0'"]),
+    "an underscore in a whole number": (["--max-epochs", "1_0"], ["--max-epochs", "'1_0'"]),
     "data missing": (["--data-dir", "nowhere"], [PROJECT / "nowhere", "prepare_an4.py"]),
     "ptb missing": (["--dnn", "lstm"], ["ptb.train.txt", "--data-dir"]),
 }

@@ -1,13 +1,24 @@
 """What every task says and does."""
 
 import abc
+from dataclasses import dataclass
 from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Those that only some tasks have: fields made by `option` (oktopk/fields.py), and so on the command line."""
+
+    def settled(self):
+        """With the folders that they name looked for. What is wrong with them is a UserError."""
+        return self
 
 
 class Task(abc.ABC):
     """One rank's part of a task: the data that this rank reads, the model and how it is judged.
 
-    `options` are the run's, with `data_dir`, `batch_size`, `hidden_size`, `hidden_layers`, `seed` and `torch_device`.
+    `options` are the run's, with `data_dir`, `batch_size`, `hidden_size`, `hidden_layers`, `seed` and `torch_device`;
+    `options.task` are its own, of the class `Options`.
     """
 
     name: ClassVar[str]  # the model, as --dnn calls it
@@ -20,6 +31,7 @@ class Task(abc.ABC):
     model: ClassVar[type]  # model(**net.sizes) is the net again, without its weights
     figures: ClassVar[dict[str, str]]  # what a validation yields beside the loss, and what people call that
     headline: ClassVar[str]  # the figure that a better model lowers
+    Options: ClassVar[type[TaskOptions]] = TaskOptions
 
     steps_per_epoch: int  # batches of this rank, as many on each
     size_of_data: str  # for the log

@@ -7,8 +7,7 @@ import threading
 import torch
 from mpi4py import MPI
 
-from allreducer import AllReducer
-from compression import compressors
+from allreducer import AllReducer, compressors
 
 rank, fault = MPI.COMM_WORLD.rank, sys.argv[1]
 elements = 1001 if fault == "other model" and rank == 1 else 1000
@@ -19,7 +18,7 @@ for step in range(4):
     gradient = torch.randn(1000)
     if rank == 1 and step == 2:
         if fault == "thread":
-            reducer._merged[0].residual = None
+            reducer._reducers[0]._chooser = None
         elif fault == "main":
             raise RuntimeError("rank one's own trouble")
         elif fault == "killed":

@@ -14,8 +14,8 @@ import time
 import torch
 from mpi4py import MPI
 
-from allreducer import AllReducer
-from compression import compressors
+import distributed_optimizer
+from allreducer import AllReducer, compressors
 from distributed_optimizer import DistributedOptimizer
 
 comm = MPI.COMM_WORLD
@@ -60,7 +60,7 @@ def with_all_reducer(name):
         for key, parameter in model.named_parameters():
             parameter.grad.data = allreducer.get_result(key)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     msg_queue.put("STOP")
     thread.join()
     counts = list(allreducer._allreduce_counter.values())
@@ -76,6 +76,9 @@ def with_distributed_optimizer(name):
     )  # fmt: skip
     trainer = Trainer()
     optimizer.set_trainer(trainer)
+    reducer = optimizer._allreducer
+    assert (distributed_optimizer.rank(), distributed_optimizer.size()) == (reducer.rank(), reducer.size())
+    assert (reducer.rank(), reducer.size()) == (comm.rank, comm.size)
     losses = []
     for inputs, targets in data:
         optimizer.zero_grad()
@@ -83,9 +86,13 @@ def with_distributed_optimizer(name):
         loss.backward()
         optimizer.synchronize()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
+        if len(losses) % 70 == 0:
+            optimizer._allreducer.train_epoch += 1
+    assert optimizer._allreducer.train_epoch == 2
+    counts = list(optimizer._allreducer._allreduce_counter.values())
     optimizer.stop()
-    return model, losses, trainer, None
+    return model, losses, trainer, counts
 
 
 def report(model, losses, trainer, counts):

@@ -6,13 +6,11 @@ over 100 iterations of random gradients, and under "large" what came back from i
 
 import json
 import sys
-import threading
 
 import torch
 from mpi4py import MPI
 
-from allreducer import AllReducer
-from compression import compressors
+from oktopk import GradientAverager, Settings, compressors
 
 COMM = MPI.COMM_WORLD
 ITERATIONS = 100
@@ -20,31 +18,26 @@ WORD = 4
 
 
 def make(name, elements, density):
-    parameter = torch.nn.Parameter(torch.empty(elements))
-    reducer = AllReducer(
-        [("p", parameter)], None, None, compressors[name], sparse=True, density=density, warmup_iters=0
-    )
-    threading.Thread(target=reducer.run, daemon=True).start()
-    return reducer
+    parameter = torch.nn.Parameter(torch.zeros(elements))
+    return GradientAverager([("p", parameter)], name, Settings(density=density, warmup_iters=0))
 
 
-def reduce(reducer, gradient):
-    reducer.add_tensor("p", gradient)
-    reducer.msg_queue.put("p")
-    reducer.msg_queue2.get()
-    return reducer.get_result("p"), reducer.last_step
+def reduce(averager, gradient):
+    averager.hand_in("p", gradient)
+    report = averager.average()
+    return averager.result("p"), report
 
 
 def volume(name, elements, density):
-    reducer, k = make(name, elements, density), max(1, int(elements * density))
+    averager, k = make(name, elements, density), max(1, int(elements * density))
     generator = torch.Generator().manual_seed(COMM.rank)
     sent, received, selected = [], [], []
     for _ in range(ITERATIONS):
-        _, step = reduce(reducer, torch.randn(elements, generator=generator))
+        _, step = reduce(averager, torch.randn(elements, generator=generator))
         sent.append(COMM.allreduce(step.bytes_sent, MPI.MAX))
         received.append(COMM.allreduce(step.bytes_received, MPI.MAX))
         selected.append((step.selected_global or elements) / k)
-    reducer.stop()
+    averager.close()
     return {
         "sent": [min(sent) / WORD / k, max(sent) / WORD / k],
         "received": [min(received) / WORD / k, max(received) / WORD / k],

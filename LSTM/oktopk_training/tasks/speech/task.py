@@ -2,12 +2,18 @@
 
 import hashlib
 from collections import Counter
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from ..task import Task
+from oktopk.fields import FLAG, MOST, NOT_NEGATIVE, PATH, PROBABILITY, option, up_to
+
+from ...errors import UserError
+from ...places import find_folder
+from ..task import Task, TaskOptions
 from . import audio, text
 from .batches import prefetch, read_batch
 from .error_rates import count_errors, rate
@@ -38,7 +44,7 @@ def ctc_losses(scores, frames, batch):
 def count_infeasible(batch):
     """Utterances that no alignment fits, so that their loss was infinite. A fast tempo can make one."""
     needed = torch.tensor([text.frames_needed(spoken) for spoken in batch.texts])
-    return int((audio.output_frames(batch.frames.cpu()) < needed).sum())
+    return int((audio.output_frames(batch.frames) < needed).sum())
 
 
 @torch.no_grad()
@@ -46,8 +52,9 @@ def transcribe(net, batches, device):
     """Yield (loss, reference, hypothesis) of every utterance."""
     net.eval()
     for batch in batches:
-        scores, frames = net(batch.spectrograms.to(device), batch.frames.to(device))
-        losses = ctc_losses(scores, frames, batch.to(device)).tolist()
+        batch = batch.to(device)
+        scores, frames = net(batch.spectrograms, batch.frames)
+        losses = ctc_losses(scores, frames, batch).tolist()
         yield from zip(losses, batch.texts, text.greedy_decode(scores, frames), strict=True)
 
 
@@ -84,6 +91,27 @@ def error_figures(totals):
     }
 
 
+@dataclass(frozen=True)
+class SpeechOptions(TaskOptions):
+    augment: bool = option(True, FLAG, "train on the recordings as they are")
+    noise_dir: Path | None = option(None, PATH, "recordings of noise to mix into training audio")
+    noise_prob: float = option(0.4, PROBABILITY, "part of the utterances that get noise")
+    noise_level: float = option(0.5, up_to(MOST, NOT_NEGATIVE), "loudest noise, relative to speech")
+
+    def settled(self):
+        if self.noise_dir is None:
+            return self
+        if not self.augment:
+            raise UserError("--noise-dir has no effect with --no-augment; drop one of them")
+        return replace(self, noise_dir=find_folder(self.noise_dir, "--noise-dir"))
+
+    def augmentation(self):
+        if not self.augment:
+            return None
+        noises = load_noises(self.noise_dir) if self.noise_dir else ()
+        return audio.Augmentation(noises=noises, noise_probability=self.noise_prob, noise_level=self.noise_level)
+
+
 class SpeechTask(Task):
     name = "lstman4"
     dataset = "an4"
@@ -94,6 +122,7 @@ class SpeechTask(Task):
     model = LSTMAN4
     figures = {"wer": "WER", "cer": "CER", "wer_mean": "mean WER of utterances"}  # noqa: RUF012 - never changed
     headline = "wer"
+    Options = SpeechOptions
 
     def __init__(self, options, rank=0, size=1):
         super().__init__(options, rank, size)
@@ -107,7 +136,7 @@ class SpeechTask(Task):
         self.size_of_data = f"{len(self.train_set)} training and {len(val_set)} validation utterances"
         heard = "\n".join(f"{each.samples} {each.text}" for each in self.train_set + val_set)
         self.fingerprint = hashlib.sha256(heard.encode()).hexdigest()
-        self.augmentation = _augmentation(options)
+        self.augmentation = options.task.augmentation()
 
     def build(self):
         return LSTMAN4(self.options.hidden_size, self.options.hidden_layers)
@@ -121,9 +150,9 @@ class SpeechTask(Task):
 
     def loss(self, net, batch):
         """The mean over the batch of each utterance's summed loss, and how many of them were infinite."""
-        device = self.options.torch_device
-        scores, frames = net(batch.spectrograms.to(device), batch.frames.to(device))
-        return ctc_losses(scores, frames, batch.to(device)).mean(), count_infeasible(batch)
+        there = batch.to(self.options.torch_device)
+        scores, frames = net(there.spectrograms, there.frames)
+        return ctc_losses(scores, frames, there).mean(), count_infeasible(batch)
 
     def validate(self, net):
         batches = batches_by_length(self.val_set, self.options.batch_size)
@@ -135,15 +164,3 @@ class SpeechTask(Task):
     def describe(self, figures):
         over = " (WER exceeds 1: more errors than reference words)" if figures["wer"] > 1 else ""
         return super().describe(figures) + over
-
-
-def _augmentation(options):
-    if not options.augment:
-        return None
-    if options.noise_dir is None:
-        return audio.Augmentation()
-    return audio.Augmentation(
-        noises=load_noises(options.noise_dir),
-        noise_probability=options.noise_prob,
-        noise_level=options.noise_level,
-    )

@@ -3,16 +3,20 @@
 The magnitude of a float32 sorts like its bits without the sign, so every comparison here is one of integers: a
 *bound* is such a bit pattern. Large arrays are walked 64 elements at a time: one vector comparison gives a 64-bit mask
 of the elements that pass, and only those are visited. At a density of 2% that reads memory at nearly the speed of a
-bare copy. Every kernel runs without the GIL, so the reducer's thread does not stop the trainer's. Their types are
-written down, so they are compiled (or, the next time, read from the cache) on import, and no step waits for that.
+bare copy. Every kernel runs without the GIL. Their types are written down, so they are compiled (or, the next time,
+read from the cache) on import, and no step waits for that. `CpuOps`, at the end, is what the others call.
 """
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import float32, float64, int32, int64, njit, types, uint64, void
 from numba.extending import intrinsic
 
-MAGNITUDE = np.int32(0x7FFFFFFF)
+from . import entries
+from .entries import GUESS_SLACK, OCTAVE, RADIX_PARTS, Entries, bin_of_kth, kth_magnitude
+
+MAGNITUDE = np.int32(entries.MAGNITUDE)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
@@ -201,16 +205,33 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     return count
 
 
-@_compiled(int64(ints, ints, ints))
-def common(a, b, both):
-    """The indices that stand in both sorted lists; `both` has room for one more than the shorter list."""
+@_compiled(int64(ints, floats, ints, ints, floats))
+def common(indices, values, others, both, both_values):
+    """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more."""
     i = j = count = 0
-    while i < a.size and j < b.size:
-        x, y = a[i], b[j]
+    while i < indices.size and j < others.size:
+        x, y = indices[i], others[j]
         both[count] = x
+        both_values[count] = values[i]
         count += x == y
         i += x <= y
         j += y <= x
+    return count
+
+
+@_compiled(int64(ints, floats, ints, floats, ints, floats))
+def differences(indices, values, others, other_values, lost, lost_values):
+    """What the second list lacks of the first, which holds all its indices; returns how many entries that are."""
+    j = count = 0
+    for i in range(indices.size):
+        value = values[i]
+        if j < others.size and others[j] == indices[i]:
+            value -= other_values[j]
+            j += 1
+        if value != 0:
+            lost[count] = indices[i]
+            lost_values[count] = value
+            count += 1
     return count
 
 
@@ -220,16 +241,17 @@ def put(array, indices, values):
         array[indices[j]] = values[j]
 
 
-@_compiled(void(floats, ints))
-def put_zero(array, indices):
+@_compiled(void(floats, ints, floats, float32))
+def add(array, indices, values, factor):
     for j in range(indices.size):
-        array[indices[j]] = 0
+        array[indices[j]] += factor * values[j]
 
 
 @_compiled(void(floats, ints, floats))
-def add(array, indices, values):
+def clear(array, indices, values):
     for j in range(indices.size):
-        array[indices[j]] += values[j]
+        if values[j] != 0:
+            array[indices[j]] = 0
 
 
 @_compiled(types.UniTuple(float64, 2)(floats), fastmath={"reassoc", "contract"})
@@ -241,3 +263,137 @@ def moments(array):
         total += x
         squares += x * x
     return total, squares
+
+
+# ---- what algorithms and choosers are written against
+
+
+class CpuOps:
+    """What `operations.TorchOps` does, over the memory of CPU tensors; nothing is copied on the way in or out."""
+
+    @staticmethod
+    def norm(tensor):
+        return moments(tensor.numpy())[1] ** 0.5
+
+    @staticmethod
+    def mean_and_deviation(tensor):
+        total, squares = moments(tensor.numpy())
+        mean = total / tensor.numel()
+        return mean, max(0.0, squares / tensor.numel() - mean * mean) ** 0.5
+
+    @staticmethod
+    def accumulate(residual, gradient, bound=None, room=0):
+        """residual += gradient; gradient = 0. With a bound: also the entries that reach it, or None if over `room`."""
+        if bound is None:
+            residual.add_(gradient)
+            gradient.zero_()
+            return None
+        indices, values = _empty(room)
+        count = accumulate(residual.numpy(), gradient.numpy(), np.int32(bound), indices, values)
+        return None if count < 0 else _entries(indices, values, count)
+
+    @staticmethod
+    def count_at_least(tensor, bound):
+        return int(count_at_least(tensor.numpy(), np.int32(bound)))
+
+    @staticmethod
+    def at_least(tensor, bound):
+        array = tensor.numpy()
+        indices, values = _empty(count_at_least(array, np.int32(bound)))
+        collect_at_least(array, np.int32(bound), indices, values)
+        return _entries(indices, values, len(indices))
+
+    @staticmethod
+    def candidates(tensor, k):
+        """Entries of a dense tensor among which the k largest are: all from the bin of the k-th on."""
+        shift, width = RADIX_PARTS[0]
+        chosen, _ = bin_of_kth(_histogram(tensor, shift, width, 0), k)
+        return CpuOps.at_least(tensor, max(1, chosen << shift))
+
+    @staticmethod
+    def guess(bound, last):
+        change = 0 if last is None else bound - last
+        return max(1, bound + min(change, change // 2, OCTAVE) - GUESS_SLACK)
+
+    @staticmethod
+    def ranking(entries):
+        return CpuRanking(entries)
+
+    @staticmethod
+    def entries_at_least(entries, bound):
+        return CpuRanking(entries).keep(bound - 1, 0, entries.count)
+
+    @staticmethod
+    def sum_lists(lists, counts, low, high):
+        if lists.count in counts:
+            return lists
+        starts = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        indices, values = _empty(min(lists.count, high - low))
+        count = sum_lists(lists.indices.numpy(), lists.values.numpy(), starts, int(low), int(high), indices, values)
+        return _entries(indices, values, count)
+
+    @staticmethod
+    def without_zeros(entries):
+        return entries  # `sum_lists` left them out
+
+    @staticmethod
+    def common(entries, others):
+        indices, values = _empty(min(entries.count, others.count) + 1)
+        count = common(entries.indices.numpy(), entries.values.numpy(), others.indices.numpy(), indices, values)
+        return _entries(indices, values, count)
+
+    @staticmethod
+    def differences(before, after):
+        indices, values = _empty(before.count)
+        arrays = (part.numpy() for part in (*before, *after))
+        return _entries(indices, values, differences(*arrays, indices, values))
+
+    @staticmethod
+    def put(tensor, entries):
+        put(tensor.numpy(), entries.indices.numpy(), entries.values.numpy())
+
+    @staticmethod
+    def subtract(tensor, entries):
+        add(tensor.numpy(), entries.indices.numpy(), entries.values.numpy(), np.float32(-1))
+
+    @staticmethod
+    def add(tensor, entries):
+        add(tensor.numpy(), entries.indices.numpy(), entries.values.numpy(), np.float32(1))
+
+    @staticmethod
+    def clear(tensor, entries):
+        clear(tensor.numpy(), entries.indices.numpy(), entries.values.numpy())
+
+
+class CpuRanking:
+    """Entries ranked by histograms of their magnitudes' bits, without sorting."""
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    def largest(self, k):
+        bound, ties = kth_magnitude(self.histogram, k)
+        return self.keep(bound, ties, min(k, self._entries.count)), bound
+
+    def keep(self, bound, ties, count):
+        indices, values = _empty(count)
+        arrays = (part.numpy() for part in self._entries)
+        return _entries(indices, values, keep(*arrays, np.int32(bound), int(ties), indices, values))
+
+    def histogram(self, shift, width, prefix):
+        return _histogram(self._entries.values, shift, width, prefix)
+
+
+def _histogram(values, shift, width, prefix):
+    bins = np.empty(1 << width, np.int64)
+    histogram(values.numpy(), shift, width, prefix, bins)
+    return torch.from_numpy(bins)
+
+
+def _empty(count):
+    return np.empty(count, np.int32), np.empty(count, np.float32)
+
+
+def _entries(indices, values, count):
+    return Entries(torch.from_numpy(indices[:count]), torch.from_numpy(values[:count]))

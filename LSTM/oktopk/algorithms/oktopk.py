@@ -2,7 +2,7 @@
 
 A reduction, in its five steps:
 
-1. Choose the k largest of this rank.
+1. Choose the k largest of this rank (its chooser has done that).
 2. Split and reduce: each region of the index space has an owner; the owner sums what the others chose in its region.
    Regions are cut so that the owners' loads balance, and the cut is kept for a number of reductions.
 3. Choose the k largest sums over all regions.
@@ -14,9 +14,9 @@ At most 2k(P - 1)/P words a rank for step 2 and 4k(P - 1)/P for step 4: under 6k
 
 import torch
 
-from algorithms import Algorithm
-from exchange import even_cuts, even_out, gather, split_and_reduce
-from selection import GlobalExactTopK, GlobalReusedThreshold
+from ..choosers import GlobalExactTopK, GlobalReusedThreshold
+from ..exchange import even_cuts, regions
+from . import Algorithm
 
 IMBALANCE = 4  # largest share over mean share, from which on balancing costs less than it saves (section 3.1.2)
 
@@ -24,28 +24,32 @@ IMBALANCE = 4  # largest share over mean share, from which on balancing costs le
 class OkTopk(Algorithm):
     def __init__(self, *arguments):
         super().__init__(*arguments)
+        self.reuses = self.settings.threshold == "reuse" and self.k < self.n
         self.choose_globally = (
-            GlobalReusedThreshold(self.comm, self.ops, self.k, self.options.threshold_period)
-            if self.options.threshold == "reuse" and self.k < self.n
-            else GlobalExactTopK(self.comm, self.ops, self.k)
+            GlobalReusedThreshold(self.exchange, self.k, self.settings.threshold_period)
+            if self.reuses
+            else GlobalExactTopK(self.exchange, self.k)
         )
-        self.cuts, self.reductions = None, 0
+        self.cuts, self.regions, self.reductions = None, None, 0
 
-    def reduce(self, acc):
-        mine = self.chooser.choose(acc)  # 1
-        sums = split_and_reduce(self.comm, self.ops, mine, self.current_cuts(mine.indices))  # 2
+    def reduce(self, mine):
+        sums = self.exchange.split_and_reduce(mine, self.current_regions(mine.indices))  # 2
         kept, counts = self.choose_globally(sums)  # 3
         if max(counts) * self.comm.size > IMBALANCE * sum(counts):  # 4
-            kept, counts = even_out(self.comm, kept, counts)
-        sums = gather(self.comm, kept, counts)
-        return self.sparse_reduction(sums, mine, delivered=self.ops.common(mine.indices, sums.indices))  # 5
+            kept = self.exchange.even_out(kept, counts)
+        sums, returned = self.share(kept)
+        return self.reduction(  # 5
+            sums, self.ops.common(mine, sums), returned, is_finite=None if self.reuses else True
+        )
 
-    def current_cuts(self, indices):
-        """The borders of the regions, cut anew every `region_period` reductions."""
-        if self.reductions % self.options.region_period == 0:
-            self.cuts = self.balanced_cuts(indices)
+    def current_regions(self, indices):
+        """Cut anew every `region_period` reductions."""
+        if self.reductions % self.settings.region_period == 0:
+            self.cuts, self.regions = self.balanced_cuts(indices), None
+        if self.regions is None:
+            self.regions = regions(self.cuts, indices.device)
         self.reductions += 1
-        return self.cuts
+        return self.regions
 
     def balanced_cuts(self, indices):
         """The ranks' quantiles of their chosen indices, averaged; in int64, for their sum may pass 2^31."""
@@ -58,3 +62,11 @@ class OkTopk(Algorithm):
         total = torch.tensor(cuts[1:-1], dtype=torch.int64)
         self.comm.allreduce(total)
         return [0, *(total // size).tolist(), self.n]
+
+    def state_dict(self):
+        threshold = self.choose_globally.state_dict()
+        return {"cuts": self.cuts, "reductions": self.reductions, "threshold": threshold}
+
+    def load_state_dict(self, state):
+        self.cuts, self.reductions, self.regions = state["cuts"], state["reductions"], None
+        self.choose_globally.load_state_dict(state["threshold"])

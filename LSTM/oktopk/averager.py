@@ -1,0 +1,217 @@
+"""A whole model's gradients in, their means over the ranks out.
+
+    averager = GradientAverager(model.named_parameters(), "oktopk", Settings(density=0.02))
+    ...
+    averager.view(name).copy_(gradient)          # for every parameter; its gradient may live there from the start
+    report = averager.average()
+    averager.view(name)                          # the mean
+
+All ranks make one alike and call `average` alike. It owns all state: `state_dict()` hands it out by parameter name.
+"""
+
+import logging
+import math
+
+import torch
+
+from .agreement import insist_on_the_same_settings, warn_of_other_parameters
+from .buffers import merge
+from .communicator import Communicator
+from .devices import Stopwatch, unsorted_scatters
+from .launchers import ranks_that_are_not_seen
+from .reducer import Reducer
+from .registry import Settings, find_compressor
+from .report import Report
+from .transports import connect
+
+log = logging.getLogger("oktopk.reducer")
+
+MAX_SKIPS_IN_A_ROW = 10
+FLOAT32_LIMIT = torch.finfo(torch.float32).max
+
+
+class ReducerError(RuntimeError):
+    """A reduction failed, or the averager was closed."""
+
+
+class GradientAverager:
+    """`communicator` is one of ours, an mpi4py communicator, or None for all ranks that were started."""
+
+    def __init__(self, named_parameters, compression="oktopk", settings=None, communicator=None):
+        self.settings, self.compressor = settings or Settings(), find_compressor(compression)
+        trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        self._merged = merge(trainable, self.settings.merge_size)
+        self._unchecked = [parameter for _, parameter in trainable]
+        self._owns_communicator = not isinstance(communicator, Communicator)
+        self.communicator = _communicator(communicator)
+        self._reducers = [Reducer(merged, self.compressor, self.settings, self.communicator) for merged in self._merged]
+        self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
+        self._dtypes = {name: parameter.dtype for name, parameter in trainable}
+        self.train_epoch = 0  # for messages
+        self.last_step = Report()
+        self.skipped_steps = self._skips_in_a_row = 0
+        self._closed = False
+        self._said = set()
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in trainable]
+        insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
+
+    def rank(self):
+        return self.communicator.rank
+
+    def size(self):
+        return self.communicator.size
+
+    @property
+    def is_sparse_now(self):
+        return any(reducer.is_sparse_now for reducer in self._reducers)
+
+    def get_current_density(self):
+        """The share of the gradient that the next reduction lets through: 1 as long as it is dense."""
+        return self.settings.density if self.is_sparse_now else 1.0
+
+    def view(self, name):
+        """The place of a parameter's gradient: this rank's before `average`, the mean after it."""
+        if name not in self._views:
+            raise KeyError(f"no parameter named {name!r} was given to the reducer")
+        return self._views[name]
+
+    def result(self, name):
+        """The mean as the parameter takes it: the view itself for a float32 one."""
+        return self.view(name).to(self._dtypes[name])
+
+    @property
+    def device(self):
+        return self._merged[0].gradient.device
+
+    def hand_in(self, name, tensor):
+        """Put a gradient in its place. One that lies there already is not copied."""
+        view = self.view(name)
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"the gradient of {name} is {tensor!r}: hand in a tensor, of zeros if there is none")
+        if tensor.data_ptr() != view.data_ptr():
+            view.copy_(tensor.reshape(view.shape))
+        elif tensor.stride() != view.stride():  # a transposed view, say, of the place itself
+            view.copy_(tensor.clone().reshape(view.shape))
+
+    def zero_gradients(self):
+        for merged in self._merged:
+            merged.gradient.zero_()
+
+    @torch.no_grad()
+    def average(self, merging_seconds=0.0):
+        """Make every gradient the mean over the ranks; none at all if any rank's gradient is not finite."""
+        if self._closed:
+            raise ReducerError("the reducer was stopped: make a new one to go on")
+        if self._unchecked:  # before the first step, for a loop may share them after it has made its reducer
+            warn_of_other_parameters(self.communicator, self._unchecked)
+            self._unchecked = None
+        report, before = Report(), self.communicator.total()
+        report.seconds["merge"] += merging_seconds
+        with unsorted_scatters():
+            if self._agree_that_gradients_are_finite(report):
+                for reducer in self._reducers:
+                    reducer.reduce(report)
+            else:
+                self._skip(report)
+        self._add_traffic(report, self.communicator.total().add(before, -1))
+        self.last_step = report
+        return report
+
+    def _agree_that_gradients_are_finite(self, report):
+        """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts.
+
+        One that is so long that the sum over the ranks could leave float32 is as good as not finite.
+        """
+        watch = Stopwatch(self.device, self.settings.timed)
+        report.grad_norm = norm = math.hypot(*(reducer.norm() for reducer in self._reducers))
+        limit = self._longest()
+        if norm > limit and math.isfinite(norm):
+            for merged in self._merged:
+                merged.gradient.mul_(limit / norm)
+            norm = limit
+        report.seconds["merge"] += watch.lap()
+        broken = torch.tensor([0 if norm * self.size() < FLOAT32_LIMIT else 1])  # NaN is below nothing
+        self.communicator.allreduce(broken, op="max")
+        return not broken.item()
+
+    def _longest(self):
+        """The norm to which this rank's gradient is clipped.
+
+        `norm_clip` / sqrt(P): so the sum of P independent gradients keeps within it (DGC, 3.2). `velocity_clip` is
+        meant for their mean, which is sqrt(P) shorter than each.
+        """
+        root, infinite = math.sqrt(self.size()), math.inf
+        return min((self.settings.norm_clip or infinite) / root, (self.settings.velocity_clip or infinite) * root)
+
+    def _skip(self, report):
+        report.skipped = True
+        report.phase = "sparse" if self.is_sparse_now else "dense"
+        self.zero_gradients()
+        self.skipped_steps += 1
+        self._skips_in_a_row += 1
+        self._say_once(
+            ("skip", self.train_epoch),
+            f"epoch {self.train_epoch}: a gradient was not finite; this step is skipped on all ranks",
+        )
+        if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise FloatingPointError(
+                f"gradients were not finite in {MAX_SKIPS_IN_A_ROW} steps in a row: "
+                "lower the learning rate, or look for infinite values in the input"
+            )
+
+    def _add_traffic(self, report, traffic):
+        if not report.skipped:
+            self._skips_in_a_row = 0
+        report.bytes_sent, report.bytes_received = traffic.sent, traffic.received
+        report.seconds["communication"] = traffic.seconds - traffic.to_host - traffic.to_device
+        report.seconds["device_to_host"] = traffic.to_host
+        report.seconds["host_to_device"] = traffic.to_device
+
+    def _say_once(self, key, message):
+        if key not in self._said:
+            self._said.add(key)
+            log.warning(message)
+
+    def close(self):
+        """On all ranks: gives the communicator back. Whoever averages after that is told so."""
+        if not self._closed and self._owns_communicator:
+            self.communicator.close()
+        self._closed = True
+
+    # State.
+
+    def state_dict(self):
+        """This rank's share of the state: plain tensors and numbers, by parameter name where they belong to one."""
+        return {
+            "parameters": {name: state for each in self._reducers for name, state in each.parameter_states().items()},
+            "compressors": {each.merged.name: each.compressor_state() for each in self._reducers},
+            "skipped_steps": self.skipped_steps,
+            "skips_in_a_row": self._skips_in_a_row,
+        }
+
+    def load_state_dict(self, state):
+        """Take over such a state; where gradients are merged or compressed otherwise now, all but the thresholds."""
+        for reducer in self._reducers:
+            reducer.load_parameter_states(state["parameters"])
+            reducer.load_compressor_state(state["compressors"].get(reducer.merged.name))
+        self.skipped_steps, self._skips_in_a_row = state["skipped_steps"], state["skips_in_a_row"]
+
+    def reset(self):
+        """As if nothing had been averaged yet."""
+        for reducer in self._reducers:
+            reducer.reset()
+        self.skipped_steps = self._skips_in_a_row = 0
+
+
+def _communicator(given):
+    if isinstance(given, Communicator):
+        return given
+    if given is not None:
+        from .transports import mpi
+
+        return mpi.connect(given)
+    communicator = connect()
+    unseen = ranks_that_are_not_seen(communicator.size)
+    if unseen:
+        log.warning(unseen)
+    return communicator

@@ -1,0 +1,261 @@
+"""Any torch optimizer, with its gradients averaged over the ranks before each step.
+
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+                                     model.named_parameters(), compression="oktopk", density=0.02)
+    loss.backward()
+    optimizer.step()         # averages the gradients over the ranks, then takes the optimizer's own step
+    optimizer.zero_grad()
+
+Gradients live in the averager's merged buffer from the start, so that merging and demerging cost nothing.
+"""
+
+import inspect
+import time
+import weakref
+from dataclasses import replace
+
+import torch
+
+from .averager import GradientAverager
+from .registry import Settings
+
+STATE = "oktopk"  # where the averager's share lies in the optimizer's state_dict
+
+
+class Distributed:
+    """Mixed in before an optimizer's own class; its attributes come on top of the optimizer's."""
+
+    def _attach(self, wrapped, averager, named_parameters):
+        self._wrapped = wrapped
+        self._averager = averager
+        self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+        self._synchronized = self._late_backward = False
+        self.local = False  # True: a step takes this rank's gradients as they are
+        waiting = {name: p.grad for name, p in self._named.items() if p.grad is not None}
+        self.zero_grad()
+        for name, gradient in waiting.items():
+            self._named[name].grad = gradient
+        notice = _notice_backward(weakref.ref(self))
+        self._notices = [p.register_post_accumulate_grad_hook(notice) for p in self._named.values()]
+
+    def synchronize(self):
+        """Make every gradient the mean over the ranks.
+
+        The reduction begins here and not in backward: whether a gradient is finite, and how long it is, are
+        properties of the whole, and until here backward may add to it as often as it likes.
+        """
+        self._follow_wrapped()
+        self._check_parameters()
+        self._refuse_a_late_backward()
+        start = time.perf_counter()
+        for name, parameter in self._named.items():
+            view = self._averager.view(name)
+            self._averager.hand_in(name, view.zero_() if parameter.grad is None else parameter.grad)
+        self._averager.average(merging_seconds=time.perf_counter() - start)
+        for name, parameter in self._named.items():  # one that was frozen meanwhile has no gradient, as in torch
+            parameter.grad = self._averager.result(name) if parameter.requires_grad else None
+        self._synchronized = True
+
+    def _follow_wrapped(self):
+        """The wrapped optimizer may have loaded a state itself, in which the averager has no share."""
+        if self._wrapped.param_groups is not self.param_groups:
+            self.state, self.param_groups = self._wrapped.state, self._wrapped.param_groups
+            self._leave_momentum_to_averager()
+            self._averager.reset()
+
+    def _leave_momentum_to_averager(self):
+        if self._averager.settings.momentum:
+            _drop_momentum(self.param_groups)
+
+    def _check_parameters(self):
+        """What the optimizer steps and the averager does not know would drift apart between the ranks."""
+        known = {id(parameter) for parameter in self._named.values()}
+        for number, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in known:
+                    raise ValueError(
+                        f"a parameter of shape {tuple(parameter.shape)} in group {number} is trained, but was not "
+                        "among the named parameters when the optimizer was wrapped: wrap it again with all of them"
+                    )
+
+    def _refuse_a_late_backward(self):
+        if self._synchronized and self._late_backward:
+            raise RuntimeError(
+                "backward was called after synchronize(), so this rank's own gradient was added to the mean over the "
+                "ranks: call it before synchronize(), or zero_grad() before it"
+            )
+
+    def step(self, closure=None):
+        """The optimizer's own step on the averaged gradients; none at all if any rank's gradient was not finite."""
+        if closure is not None and inspect.signature(super().step).parameters["closure"].default is not None:
+            return super().step(lambda: self._averaged(closure))  # LBFGS and its like evaluate it several times
+        loss = closure() if closure is not None else None
+        self._refuse_a_late_backward()
+        if not self.local and not self._synchronized:
+            self.synchronize()
+        self._synchronized = self._late_backward = False
+        if self.local or not self.skipped:
+            super().step()
+        # A scheduler that was given the optimizer before it was wrapped asks there whether it has stepped.
+        self._wrapped._opt_called = True
+        return loss
+
+    step.hooked = True  # torch would let step hooks run here too, after loading a state; they run in super().step
+
+    def _averaged(self, closure):
+        """The mean over the ranks of the closure's loss, with gradients to match: all ranks must decide alike on it."""
+        loss = torch.as_tensor(closure(), dtype=torch.float64).detach().cpu().view(1)
+        self.synchronize()
+        self._synchronized = self._late_backward = False
+        self._averager.communicator.allreduce(loss)
+        return loss.item() / self._averager.size()
+
+    def zero_grad(self, set_to_none=True):
+        """Zero the gradients in place: they stay in the merged buffer, whatever `set_to_none` says."""
+        self._synchronized = self._late_backward = False
+        self._averager.zero_gradients()
+        for name, parameter in self._named.items():
+            in_buffer = parameter.dtype == torch.float32 and parameter.requires_grad
+            parameter.grad = self._averager.view(name) if in_buffer else None
+
+    def get_current_density(self):
+        return self._averager.get_current_density()
+
+    @property
+    def averager(self):
+        return self._averager
+
+    @property
+    def last_step(self):
+        """The `Report` of the step that was last synchronized."""
+        return self._averager.last_step
+
+    @property
+    def skipped(self):
+        """Whether the ranks agreed to skip that step."""
+        return self._averager.last_step.skipped
+
+    def stop(self):
+        """At the end, on all ranks."""
+        self._averager.close()
+        for notice in self._notices:
+            notice.remove()
+
+    # State: the optimizer's own, and this rank's share of the averager's.
+
+    def state_dict(self):
+        return {**super().state_dict(), STATE: self._averager.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        """Torch puts new groups and a new state in place of the old; the wrapped optimizer's users see them too.
+
+        A state without a share of the averager's lets that begin anew.
+        """
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE})
+        self._wrapped.state, self._wrapped.param_groups = self.state, self.param_groups
+        self._leave_momentum_to_averager()
+        if STATE in state_dict:
+            self._averager.load_state_dict(state_dict[STATE])
+        else:
+            self._averager.reset()
+
+    def __deepcopy__(self, memo):
+        raise self._no_copy()
+
+    def __reduce_ex__(self, protocol):
+        raise self._no_copy()
+
+    def _no_copy(self):
+        return TypeError(
+            f"a {type(self).__name__} is bound to its model and to the other ranks, and is neither copied nor pickled: "
+            "keep its state_dict(), wrap an optimizer of the copied model, and load that there"
+        )
+
+    def _unwrap(self):
+        """The optimizer as it was, for somebody who wraps it anew; and the averager's state."""
+        self._follow_wrapped()
+        settings = self._averager.settings
+        if settings.momentum:
+            for group in self.param_groups:
+                group.update(momentum=settings.momentum, nesterov=settings.nesterov)
+        return self._wrapped, self._averager.state_dict()
+
+
+def DistributedOptimizer(
+    optimizer,
+    named_parameters=None,
+    compression="oktopk",
+    *,
+    momentum_correction=False,
+    communicator=None,
+    **options,
+):
+    """Wrap an optimizer; its class stays one of the wrapper's classes, its state and groups are shared.
+
+    `options` are those of `Settings`. With `momentum_correction` the optimizer's momentum moves into the averager,
+    where it is accumulated before compression.
+
+    Every parameter has a gradient here, of zeros if no rank made one: such a one's momentum and decay go on.
+    """
+
+    def make(named, settings):
+        return GradientAverager(named, compression, settings, communicator)
+
+    return wrap(optimizer, named_parameters, make, Settings(**options), momentum_correction)
+
+
+def wrap(optimizer, named_parameters, make_averager, settings, momentum_correction=False, mixin=Distributed):
+    """The wrapped optimizer, over the averager that `make_averager(named_parameters, settings)` gives.
+
+    One that is wrapped already is wrapped anew: what its averager has not delivered yet goes over, by name.
+    """
+    before, state = None, None
+    if isinstance(optimizer, Distributed):
+        before, (optimizer, state) = optimizer, optimizer._unwrap()
+    if named_parameters is None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        named_parameters = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
+    named_parameters = list(named_parameters)
+    if momentum_correction:
+        momentum, nesterov = _take_momentum(optimizer)
+        settings = replace(settings, momentum=momentum, nesterov=nesterov)
+    averager = make_averager(named_parameters, settings)
+    own_class = type(optimizer)
+    wrapper = type(f"Distributed{own_class.__name__}", (mixin, own_class), {})
+    wrapped = wrapper.__new__(wrapper)
+    # A scheduler that was made first has left its own `step` in the instance: ours must come before it.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    if before is not None:
+        averager.load_state_dict(state)
+        before.stop()
+    wrapped._attach(optimizer, averager, named_parameters)
+    return wrapped
+
+
+def _notice_backward(optimizer):
+    """A hook that every backward calls; it must not keep the optimizer alive."""
+
+    def notice(_parameter):
+        distributed = optimizer()
+        if distributed is not None:
+            distributed._late_backward = distributed._synchronized
+
+    return notice
+
+
+def _take_momentum(optimizer):
+    """The optimizer's momentum, and whether it is Nesterov's; it steps without from now on."""
+    kinds = {(group.get("momentum", 0), group.get("nesterov", False)) for group in optimizer.param_groups}
+    if len(kinds) != 1 or next(iter(kinds))[0] == 0:
+        found = sorted({factor for factor, _ in kinds})
+        raise ValueError(f"momentum correction needs an optimizer with one momentum above 0, found {found}")
+    for name in ("weight_decay", "dampening"):
+        if any(group.get(name, 0) for group in optimizer.param_groups):
+            raise ValueError(f"momentum correction knows no {name}, which would act outside the momentum: set it to 0")
+    _drop_momentum(optimizer.param_groups)
+    return kinds.pop()
+
+
+def _drop_momentum(groups):
+    for group in groups:
+        group.update(momentum=0.0, nesterov=False)

@@ -1,0 +1,138 @@
+"""One flat gradient: a dense warm-up, then a compressor with error feedback. Owns all state of both."""
+
+from .buffers import zeros
+from .devices import Stopwatch
+from .entries import BeyondFloat32
+from .operations import TorchOps, ops_for
+from .report import Selection
+
+INT32_LIMIT = 2**31 - 1
+
+
+class Reducer:
+    """`residual` is what sparse reductions did not deliver, `velocity` what momentum correction accumulates.
+
+    Either exists from the first reduction on that needs it.
+    """
+
+    def __init__(self, merged, compressor, settings, communicator):
+        self.merged, self.settings, self.communicator = merged, settings, communicator
+        self._compressor, self._ops = compressor, ops_for(merged.gradient.device)
+        self.reset()
+        if compressor.is_sparse and merged.size > INT32_LIMIT:
+            raise OverflowError(
+                f"the merged gradient {merged.name} has {merged.size} elements, and indices are int32 (at most "
+                f"{INT32_LIMIT}): set merge_size, so that parameters are merged into several smaller gradients"
+            )
+
+    def reset(self):
+        """As if nothing had been reduced yet."""
+        self.residual = self.velocity = self._chooser = self._algorithm = None
+        self.reductions = 0
+
+    @property
+    def is_sparse_now(self):
+        return self._compressor.is_sparse and self.reductions >= self.settings.warmup_iters
+
+    def norm(self):
+        return self._ops.norm(self.merged.gradient)
+
+    def reduce(self, report):
+        """The gradient becomes the mean over the ranks, in place; the report learns how."""
+        watch = Stopwatch(self.merged.gradient.device, self.settings.timed)
+        if self.settings.momentum:
+            self._gather_momentum()
+            report.seconds["merge"] += watch.lap()
+        if self.is_sparse_now:
+            self._reduce_sparsely(report, watch)
+        else:
+            before = self.communicator.total().seconds
+            self.communicator.allreduce(self.merged.gradient, op="mean")
+            report.seconds["demerge"] += watch.lap() - (self.communicator.total().seconds - before)
+        self.reductions += 1
+
+    def _gather_momentum(self):
+        """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
+        gradient, momentum = self.merged.gradient, self.settings.momentum
+        if self.velocity is None:
+            self.velocity = zeros(self.merged.size, gradient.device)
+        self.velocity.mul_(momentum).add_(gradient)
+        if self.settings.nesterov:
+            gradient.add_(self.velocity, alpha=momentum)
+        else:
+            gradient.copy_(self.velocity)
+
+    def _reduce_sparsely(self, report, watch):
+        self._make_compressor()
+        before = self.communicator.total().seconds
+        chosen = self._chooser.choose(self.residual, self.merged.gradient)
+        reduction = self._algorithm.reduce(self._algorithm.wire.rounded(chosen))
+        report.seconds["compression"] += watch.lap() - (self.communicator.total().seconds - before)
+        self._feed_back(reduction)
+        self._deliver(reduction)
+        report.seconds["demerge"] += watch.lap()
+        selection = Selection(self.merged.size, reduction.selected)
+        report.add_sparse(self.merged.name, selection, self._algorithm.k, chosen.count)
+
+    def _make_compressor(self):
+        if self.residual is None:
+            self.residual = zeros(self.merged.size, self.merged.gradient.device)
+        if self._algorithm is None:
+            self._chooser, self._algorithm = self._compressor.make(
+                self.communicator, self.merged.gradient.device, self.merged.size, self.settings
+            )
+
+    def _feed_back(self, reduction):
+        """The residual gives up exactly what was sent of it, and takes back what was dropped on the way."""
+        self._ops.subtract(self.residual, reduction.delivered)
+        for part in reduction.returned:
+            self._ops.add(self.residual, part)
+        if self.velocity is not None:
+            self._ops.clear(self.velocity, reduction.delivered)
+
+    def _deliver(self, reduction):
+        """Write the mean where the gradient was, which its accumulation has left all zero."""
+        mean = reduction.mean.values if reduction.dense_mean is None else reduction.dense_mean
+        if not (reduction.is_finite or TorchOps.is_finite(mean)):
+            raise BeyondFloat32
+        if reduction.dense_mean is not None:
+            self.merged.gradient.copy_(reduction.dense_mean)
+        else:
+            self._ops.put(self.merged.gradient, reduction.mean)
+
+    # State, by parameter.
+
+    def parameter_states(self):
+        kept = {"residual": self.residual, "velocity": self.velocity}
+        states = {name: {"reductions": self.reductions} for name in self.merged.views}
+        for key, flat in kept.items():
+            if flat is not None:
+                for name, part in self.merged.parts(flat).items():
+                    states[name][key] = part.clone()
+        return states
+
+    def load_parameter_states(self, states):
+        """Parameters that have no state begin anew; the warm-up is that of the one that has come the least far."""
+        self.reset()
+        states = {name: states.get(name, {}) for name in self.merged.views}
+        self.reductions = min(state.get("reductions", 0) for state in states.values())
+        for key in ("residual", "velocity"):
+            if any(key in state for state in states.values()):
+                flat = zeros(self.merged.size, self.merged.gradient.device)
+                setattr(self, key, flat)
+                for name, part in self.merged.parts(flat).items():
+                    if key in states[name]:
+                        part.copy_(states[name][key])
+
+    def compressor_state(self):
+        """What the compressor keeps for the whole: nothing before its first reduction."""
+        if self._algorithm is None:
+            return {}
+        states = {"chooser": self._chooser.state_dict(), "algorithm": self._algorithm.state_dict()}
+        return {"name": self._compressor.name, **states}
+
+    def load_compressor_state(self, state):
+        if state and state["name"] == self._compressor.name:
+            self._make_compressor()
+            self._chooser.load_state_dict(state["chooser"])
+            self._algorithm.load_state_dict(state["algorithm"])

@@ -1,0 +1,137 @@
+"""MPI through mpi4py. Host memory is handed over as it is; device memory too where MPI takes it.
+
+That is so with MPICH_GPU_SUPPORT_ENABLED=1; otherwise device tensors go through the host.
+"""
+
+import atexit
+import os
+import sys
+import threading
+
+import torch
+
+from ..communicator import Communicator, offsets
+from ..devices import on_cpu, wait_for
+from ..launchers import launched_ranks
+
+MESSAGES_IN_FLIGHT = 8  # partners of one exchange at a time, so that no receiver is a hot spot
+SECONDS_TO_BE_HEARD = 0.5
+_AS_INTEGERS = {torch.bfloat16: torch.int16}  # moved as bytes: NumPy and MPI have no such type
+
+
+class MPICommunicator(Communicator):
+    def __init__(self, mpi_comm):
+        from mpi4py import MPI
+
+        self._mpi, self._comm = MPI, mpi_comm.Dup()
+        super().__init__(self._comm.Get_rank(), self._comm.Get_size())
+        self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+
+    def home(self, device):
+        return device if self._gpu_aware else torch.device("cpu")
+
+    def versions(self):
+        import mpi4py
+
+        library = self._mpi.Get_library_version().strip("\0\n ").splitlines()[0]
+        return {"mpi4py": mpi4py.__version__, "mpi_library": library}
+
+    def duplicate(self):
+        return MPICommunicator(self._comm)
+
+    def close(self):
+        """Give the communicator back: MPI has two thousand or so."""
+        self._comm.Free()
+
+    def abort(self, status):
+        """Once the launcher has had time to pass on what was said: it drops what is still in its pipes."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threading.Event().wait(SECONDS_TO_BE_HEARD)
+        self._mpi.COMM_WORLD.Abort(status)
+
+    def _allreduce(self, buffer, op):
+        self._comm.Allreduce(self._mpi.IN_PLACE, _memory(buffer), self._mpi.MAX if op == "max" else self._mpi.SUM)
+
+    def _bcast(self, buffer, root):
+        self._comm.Bcast(_memory(buffer), root)
+
+    def _allgatherv(self, buffer, counts):
+        everyone = buffer.new_empty(sum(counts))
+        self._comm.Allgatherv(_memory(buffer), (_memory(everyone), (list(counts), offsets(counts)[:-1])))
+        return everyone
+
+    def _alltoallv(self, buffer, send_counts, receive_counts):
+        """Rank r starts with r + 1 and goes round (Ok-Topk, section 3.1.1), a few partners at a time."""
+        arriving = buffer.new_empty(sum(receive_counts))
+        leave, arrive = offsets(send_counts), offsets(receive_counts)
+        arriving[arrive[self.rank] : arrive[self.rank + 1]] = buffer[leave[self.rank] : leave[self.rank + 1]]
+        outgoing, incoming = _memory(buffer), _memory(arriving)
+        for first in range(1, self.size, MESSAGES_IN_FLIGHT):
+            requests = []
+            for step in range(first, min(first + MESSAGES_IN_FLIGHT, self.size)):
+                source, destination = (self.rank - step) % self.size, (self.rank + step) % self.size
+                if receive_counts[source]:
+                    requests.append(self._comm.Irecv(incoming[arrive[source] : arrive[source + 1]], source))
+                if send_counts[destination]:
+                    part = outgoing[leave[destination] : leave[destination + 1]]
+                    requests.append(self._comm.Isend(part, destination))
+            for request in requests:
+                request.Wait()
+        return arriving
+
+    def _send(self, buffer, destination):
+        self._comm.Send(_memory(buffer), destination)
+
+    def _receive(self, buffer, source):
+        self._comm.Recv(_memory(buffer), source)
+
+
+def is_there():
+    try:
+        import mpi4py.MPI  # noqa: F401 - to see whether it can be
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def connect(mpi_comm=None):
+    """A communicator over all ranks of MPI, or over those of an mpi4py communicator."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        ranks = f"the launcher started {launched_ranks()} ranks, but " if launched_ranks() > 1 else ""
+        raise RuntimeError(f"{ranks}MPI cannot be used ({error}); install an MPI and mpi4py") from None
+    _end_all_ranks_with_this_one(MPI)
+    return MPICommunicator(MPI.COMM_WORLD if mpi_comm is None else mpi_comm)
+
+
+_watched = threading.Event()
+
+
+def _end_all_ranks_with_this_one(mpi):
+    """If an uncaught error ends this interpreter, end the job: the others would wait for it in their next collective.
+
+    Runs before mpi4py's own exit handler, which would wait for them. The host program's sys.excepthook stays its own.
+    """
+    if _watched.is_set() or mpi.COMM_WORLD.Get_size() == 1:
+        return
+    _watched.set()
+
+    def end():
+        if getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1") and not mpi.Is_finalized():
+            sys.stderr.write(f"rank {mpi.COMM_WORLD.Get_rank()} failed, and ends the job on all ranks\n")
+            sys.stderr.flush()
+            threading.Event().wait(SECONDS_TO_BE_HEARD)
+            mpi.COMM_WORLD.Abort(1)
+
+    atexit.register(end)
+
+
+def _memory(tensor):
+    """What mpi4py takes as a buffer: NumPy's view of host memory; a device tensor as it is, once its stream is done."""
+    tensor = tensor.view(_AS_INTEGERS.get(tensor.dtype, tensor.dtype))
+    if on_cpu(tensor.device):
+        return tensor.numpy()
+    wait_for(tensor.device)
+    return tensor
