@@ -26,9 +26,9 @@ CANDIDATES_PER_K = 4  # more candidates than that, and the guess was of no use
 NUDGE = 1.01  # how a reused threshold follows the number of entries that passed it
 TOUCH = 16  # a reused threshold that lets through 16 times too few or too many is computed anew
 MOST_PER_K = 1.5  # of what passed a reused threshold, no more than the largest 1.5 k are sent
-GAUSSIAN_CORRECTIONS = 3
+CORRECTIONS = 3  # steps of a Gaussian search that trust in the tail's shape, before it is bisected
 STEEPNESS = 6  # of a normal tail at 2%: a threshold 1% higher lets through 6% less
-LOOK_BELOW = OCTAVE // 8  # the last threshold of a Gaussian search, less 8%: what reaches that is looked through
+LOOK_BELOW = OCTAVE // 8  # under a Gaussian search's expected threshold, 8%: what reaches that is searched
 
 
 class Chooser(abc.ABC):
@@ -110,69 +110,62 @@ class ReusedThreshold(Chooser):
 class GaussianThreshold(Chooser):
     """The entries that reach a threshold which between 2/3 k and 4/3 k do, wherever there are so many non-zeros.
 
-    The search begins at the last threshold, or, where that is of no use, at the normal quantile of mean and standard
-    deviation (at most `sigma_scale` deviations), corrected three times (halved, or raised by half) and then bisected.
-    Of magnitudes that are all equal, no threshold parts off k: then the lowest indices are sent.
+    The search begins at the last threshold; the first at the normal quantile of mean and standard deviation (at most
+    `sigma_scale` deviations). Of magnitudes that are all equal, no threshold parts off k: the lowest indices are sent.
     """
 
-    kept = ("_bound",)
-    _bound = None
+    kept = ("_recent",)
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self._least, self._most = -(-2 * self.k // 3), 4 * self.k // 3
-        quantile = statistics.NormalDist().inv_cdf(1 - self.k / self.n / 2)
-        self._multiple = min(quantile, self.settings.sigma_scale)
+        self._recent = []  # the last two thresholds
 
     def choose(self, residual, gradient):
-        lower = None if self._bound is None else max(1, self._bound - LOOK_BELOW)
+        bound = self._expected()
+        lower = bound and max(1, bound - LOOK_BELOW)
         candidates = self.ops.accumulate(residual, gradient, lower, self._room)
+        bound = bound or self._estimate(residual)
         if candidates is None or candidates.count < self._least:
-            self._bound = lower = self._search(residual)
-            candidates = self.ops.at_least(residual, lower)
-        return self._narrow(candidates, lower)
+            lower, _ = self._search(residual, bound, 1, self._room)
+            bound, candidates = lower, self.ops.at_least(residual, lower)
+        bound, count = self._search(candidates.values, bound, lower, self._most)
+        self._recent = [*self._recent, self._nearer_to_k(bound, count)][-2:]
+        if count <= self._most:
+            return self.ops.entries_at_least(candidates, bound)
+        above = self.ops.count_at_least(candidates.values, bound + 1)
+        return self.ops.ranking(candidates).keep(bound, self.k - above, self.k)
+
+    def _expected(self):
+        """Where the threshold seems to be going; None at first."""
+        if not self._recent:
+            return None
+        change = self._recent[-1] - self._recent[0]
+        return max(1, self._recent[-1] + min(change, change // 2, OCTAVE))
 
     def _estimate(self, values):
+        quantile = statistics.NormalDist().inv_cdf(1 - self.k / self.n / 2)
         mean, deviation = self.ops.mean_and_deviation(values)
-        return min(INFINITY - 1, bits_of(abs(mean) + self._multiple * deviation))
+        return min(INFINITY - 1, bits_of(abs(mean) + min(quantile, self.settings.sigma_scale) * deviation))
 
-    def _search(self, values):
-        """A bound that at least 2/3 k entries reach, and at most `room` if any bound is like that."""
-        low, high, bound, corrections = 1, INFINITY, self._estimate(values), 0
+    def _search(self, values, bound, low, most):
+        """A bound that from 2/3 k to `most` values reach, and how many do. At least so many reach `low`, or no bound.
+
+        Where no bound is like that, it is the highest that enough reach.
+        """
+        high, tries = INFINITY, 0
         while high - low > 1:
             count = self.ops.count_at_least(values, bound)
             if count < self._least:
-                high, factor = bound, 0.5
-            elif count > self._room:
-                low, factor = bound, 1.5
-            else:
-                return bound
-            corrections += 1
-            corrected = bits_of(magnitude_of(bound) * factor)
-            bound = corrected if corrections <= GAUSSIAN_CORRECTIONS else (low + high) // 2
-            bound = min(max(bound, low + 1), high - 1)
-        return low
-
-    def _narrow(self, candidates, low):
-        """Those of the candidates, all above `low`, that reach a threshold in the band."""
-        high, bound, above, corrections = INFINITY, self._bound, 0, 0
-        while True:
-            count = self.ops.count_at_least(candidates.values, bound)
-            if count < self._least and bound > low:
-                high, above = bound, count
-            elif count > self._most:
+                high = bound
+            elif count > most:
                 low = bound
             else:
-                break
-            if high - low <= 1:  # of equal magnitudes, some
-                self._bound = low
-                return self.ops.ranking(candidates).keep(low, self.k - above, self.k)
-            corrections += 1
-            corrected = self._nearer_to_k(bound, count)
-            close = corrections <= GAUSSIAN_CORRECTIONS and low < corrected < high
-            bound = corrected if close else (low + high) // 2
-        self._bound = self._nearer_to_k(bound, count)
-        return self.ops.entries_at_least(candidates, bound)
+                return bound, count
+            tries += 1
+            nearer = self._nearer_to_k(bound, count)
+            bound = nearer if tries <= CORRECTIONS and low < nearer < high else (low + high) // 2
+        return low, self.ops.count_at_least(values, low)
 
     def _nearer_to_k(self, bound, count):
         return max(1, bound + int(OCTAVE * math.log2(max(count, 1) / self.k) / STEEPNESS))

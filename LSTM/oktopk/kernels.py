@@ -74,19 +74,30 @@ def _set_bits(typingctx, word):
     return types.int64(types.uint64), codegen
 
 
-@_compiled(uint64(floats, int64, int32))
-def _group_at_least(values, start, bound):
-    """The mask of the (at most 64) elements from `start` on whose magnitude bits are at least `bound`."""
+@intrinsic
+def _magnitude_at(typingctx, address):
+    """The magnitude bits of the float32 at `address`."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()))
+        return builder.and_(bits, ir.Constant(ir.IntType(32), int(MAGNITUDE)))
+
+    return types.int32(types.uintp), codegen
+
+
+# It takes an address, for an array would be counted in and out of each call; and it is inlined, for compiled by itself
+# it would be called through a pointer.
+@njit(inline="always")
+def _group_at_least(address, left, bound):
+    """The mask of the (at most 64) float32 at `address`, of those that are left, whose magnitude bits reach `bound`."""
     mask = uint64(0)
-    if start + GROUP <= values.size:
-        address = values.ctypes.data + 4 * start
+    if left >= GROUP:
         for q in range(GROUP // LANES):
             mask |= _lanes_at_least(address + 4 * LANES * q, bound) << uint64(LANES * q)
     else:
-        bits = values.view(np.int32)
-        for i in range(start, values.size):
-            if (bits[i] & MAGNITUDE) >= bound:
-                mask |= uint64(1) << uint64(i - start)
+        for i in range(left):
+            if _magnitude_at(address + 4 * i) >= bound:
+                mask |= uint64(1) << uint64(i)
     return mask
 
 
@@ -97,13 +108,13 @@ def accumulate(residual, gradient, bound, indices, values):
     Returns how many were collected, or -1 if there were more than `indices` has room for (the sum is whole all the
     same).
     """
-    count, room = 0, indices.size
+    count, room, address = 0, indices.size, residual.ctypes.data
     for start in range(0, residual.size, GROUP):
         old, new = residual[start : start + GROUP], gradient[start : start + GROUP]
         for j in range(old.size):
             old[j] += new[j]
             new[j] = 0
-        mask = _group_at_least(residual, start, bound)
+        mask = _group_at_least(address + 4 * start, residual.size - start, bound)
         if count + GROUP > room and count + _set_bits(mask) > room:
             count, room = 0, -1
         if room < 0:
@@ -120,18 +131,18 @@ def accumulate(residual, gradient, bound, indices, values):
 @_compiled(int64(floats, int32))
 def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""
-    count = 0
+    count, address = 0, array.ctypes.data
     for start in range(0, array.size, GROUP):
-        count += _set_bits(_group_at_least(array, start, bound))
+        count += _set_bits(_group_at_least(address + 4 * start, array.size - start, bound))
     return count
 
 
 @_compiled(void(floats, int32, ints, floats))
 def collect_at_least(array, bound, indices, values):
     """Write the entries whose magnitudes reach `bound`, in order, into arrays that have room for all of them."""
-    count = 0
+    count, address = 0, array.ctypes.data
     for start in range(0, array.size, GROUP):
-        mask = _group_at_least(array, start, bound)
+        mask = _group_at_least(address + 4 * start, array.size - start, bound)
         while mask != 0:
             i = start + _trailing_zeros(mask)
             indices[count] = i
@@ -274,6 +285,10 @@ class CpuOps:
     @staticmethod
     def norm(tensor):
         return moments(tensor.numpy())[1] ** 0.5
+
+    @staticmethod
+    def is_finite(tensor):
+        return CpuOps.count_at_least(tensor, entries.INFINITY) == 0
 
     @staticmethod
     def mean_and_deviation(tensor):

@@ -82,7 +82,7 @@ class TorchOps:
         if not (isinstance(bound, torch.Tensor) and isinstance(last, torch.Tensor)):
             return bound if isinstance(bound, torch.Tensor) else 1  # there were fewer than k: all but zeros
         change = bound / last
-        return torch.minimum(change, change.sqrt()) * bound * SLACK
+        return (torch.minimum(change, change.sqrt()) * bound * SLACK).clamp_min(magnitude_of(1))
 
     @staticmethod
     def ranking(entries):

@@ -3,7 +3,7 @@
 from .buffers import zeros
 from .devices import Stopwatch
 from .entries import BeyondFloat32
-from .operations import TorchOps, ops_for
+from .operations import ops_for
 from .report import Selection
 
 INT32_LIMIT = 2**31 - 1
@@ -93,7 +93,7 @@ class Reducer:
     def _deliver(self, reduction):
         """Write the mean where the gradient was, which its accumulation has left all zero."""
         mean = reduction.mean.values if reduction.dense_mean is None else reduction.dense_mean
-        if not (reduction.is_finite or TorchOps.is_finite(mean)):
+        if not (reduction.is_finite or self._ops.is_finite(mean)):
             raise BeyondFloat32
         if reduction.dense_mean is not None:
             self.merged.gradient.copy_(reduction.dense_mean)

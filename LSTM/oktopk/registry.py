@@ -15,9 +15,7 @@ from .choosers import ExactTopK, GaussianThreshold, ReusedThreshold
 from .exchange import Exchange
 from .fields import COUNT, DECAY, FLAG, NATURAL, POSITIVE, SHARE, Checked, choice, option
 from .operations import ops_for
-from .wire import wire_for, wires
-
-AUTO = "auto"
+from .wire import AUTO, wire_for, wires
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,13 @@ class Joined(Wire):
 
 
 wires = {"separate": Separate(), "joined": Joined()}
+AUTO = "auto"
 
 
 def wire_for(name, device):
     """The format of this name; "auto" is what costs least on this device."""
-    return wires.get(name) or wires["separate" if on_cpu(device) else "joined"]
+    if name == AUTO:
+        name = "separate" if on_cpu(device) else "joined"
+    if name not in wires:
+        raise ValueError(f"there is no wire {name!r}; there are {', '.join(wires)}")
+    return wires[name]

@@ -74,6 +74,24 @@ def test_a_step_that_is_not_timed_leaves_the_device_at_work_and_knows_no_times(c
     assert sum(step["stages"][key] for key in ("communication", "device_to_host")) < MOMENTUM_LAUNCHES * each
 
 
+def test_buffers_go_through_the_host_where_the_transport_takes_none_of_the_device():
+    staged, each = found("staging")["cpu"], found("staging")["seconds each"]
+    assert staged["values"] == [3.0]
+    assert staged["copies"] == {"to host": 1, "to device": 1}
+    assert staged["to_host"] > 0
+    assert staged["to_device"] > 0
+    assert (
+        staged["to_host"] + staged["to_device"] <= staged["seconds"] < each
+    )  # what came before it is waited for first
+
+
+def test_buffers_stay_on_the_device_where_the_transport_takes_them():
+    direct = found("staging")["pretend"]
+    assert direct["values"] == [3.0]
+    assert direct["copies"] == {}
+    assert (direct["to_host"], direct["to_device"]) == (0, 0)
+
+
 def test_nothing_starts_a_thread():
     assert found("threads") == []
 

@@ -4,6 +4,8 @@
 there, what the two leave in a dense tensor is compared.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from values import BOTH, FLOATS, VECTORS, assert_same, assert_sorted_by_definiti
 
 from oktopk.entries import RADIX_PARTS, RADIX_PARTS_ON_THE_WIRE, Entries, bits_of, kth_magnitude, magnitude_of
 from oktopk.kernels import CpuOps
-from oktopk.operations import SAMPLE, TorchOps
+from oktopk.operations import SAMPLE, TorchOps, ops_for
 
 PARTS = st.sampled_from([*RADIX_PARTS, *RADIX_PARTS_ON_THE_WIRE])
 N = 60  # of the tensors that entries go to
@@ -245,3 +247,10 @@ def test_indices_above_2_to_24_are_exact(ops):
     assert chosen.indices.tolist() == where
     twice = Entries(*(torch.cat((part, part)) for part in chosen))
     assert ops.sum_lists(twice, [3, 3], 0, n).indices.tolist() == where
+
+
+def test_the_kernels_work_on_the_cpu_where_numba_is_and_torch_does_everywhere_else(monkeypatch):
+    assert ops_for("cpu") is CpuOps
+    assert ops_for("meta") is TorchOps
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert ops_for("cpu") is TorchOps

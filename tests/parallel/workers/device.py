@@ -4,6 +4,7 @@ argv: the part to run. Prints a JSON object of rank 0's:
 results   {case: where the device's results first differ from the CPU's on any rank, or null}
 costs     {case: figures of one step, past the first ones}
 stages    {case: what a step took, by stage, where the device is slow}
+staging   what a communicator did with a buffer on the device, where its transport takes it there and where not
 threads   [the threads that were started]
 device    figures of the device itself, of which it is known what they have to be
 """
@@ -19,6 +20,7 @@ from mpi4py import MPI
 
 import pretend_device
 from oktopk import DistributedOptimizer, GradientAverager, Settings, compressors
+from oktopk.transports.alone import Alone
 
 COMM = MPI.COMM_WORLD
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
@@ -133,6 +135,38 @@ def seconds_of(case, timed):
         }
 
 
+# ---- where the transport takes buffers
+
+
+class Looking(Alone):
+    """Sees where the buffers are that it gets."""
+
+    takes_all = False
+
+    def home(self, device):
+        return device if self.takes_all else super().home(device)
+
+    def _allreduce(self, buffer, op):
+        self.seen = buffer.device.type
+        buffer.add_(1)
+
+
+def staging():
+    found = {}
+    for takes_all in (True, False):
+        comm, buffer = Looking(), torch.ones(SMALL, device=pretend_device.NAME)
+        comm.takes_all = takes_all
+        with pretend_device.slowly(SECONDS_EACH), pretend_device.counting() as costs:
+            buffer.add_(1)
+            comm.allreduce(buffer)
+        found[comm.seen] = {
+            "values": buffer.unique().tolist(),
+            "copies": dict(costs.synchronisations),
+            **{key: getattr(comm.total(), key) for key in ("seconds", "to_host", "to_device")},
+        }
+    return found | {"seconds each": SECONDS_EACH}
+
+
 # ---- and besides
 
 
@@ -186,8 +220,14 @@ def device_itself():
 
 def main():
     pretend_device.attach()
-    parts = {"results": results, "costs": costs, "stages": stages, "threads": threads, "device": device_itself}
-    found = parts[sys.argv[1]]()
+    found = {
+        "results": results,
+        "costs": costs,
+        "stages": stages,
+        "staging": staging,
+        "threads": threads,
+        "device": device_itself,
+    }[sys.argv[1]]()
     if COMM.rank == 0:
         sys.stdout.write(json.dumps(found) + "\n")
 
