@@ -40,7 +40,7 @@ class Contender:
     def __init__(self, name, options):
         self.name = name
         self.k = max(1, int(options.elements * options.density))
-        parameter = torch.nn.Parameter(torch.zeros(options.elements))
+        parameter = torch.nn.Parameter(torch.empty(options.elements))
         settings = Settings(density=options.density, warmup_iters=0, threshold=options.threshold, wire=options.wire)
         self.averager = GradientAverager([("gradient", parameter)], name, settings)
         self.gradient = self.averager.view("gradient")

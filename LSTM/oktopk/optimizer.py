@@ -185,6 +185,7 @@ def DistributedOptimizer(
     optimizer,
     named_parameters=None,
     compression="oktopk",
+    is_sparse=True,
     *,
     momentum_correction=False,
     communicator=None,
@@ -192,14 +193,14 @@ def DistributedOptimizer(
 ):
     """Wrap an optimizer; its class stays one of the wrapper's classes, its state and groups are shared.
 
-    `options` are those of `Settings`. With `momentum_correction` the optimizer's momentum moves into the averager,
-    where it is accumulated before compression.
+    `options` are those of `Settings`; without `is_sparse` every step is dense. With `momentum_correction` the
+    optimizer's momentum moves into the averager, where it is accumulated before compression.
 
     Every parameter has a gradient here, of zeros if no rank made one: such a one's momentum and decay go on.
     """
 
     def make(named, settings):
-        return GradientAverager(named, compression, settings, communicator)
+        return GradientAverager(named, compression if is_sparse else "none", settings, communicator)
 
     return wrap(optimizer, named_parameters, make, Settings(**options), momentum_correction)
 

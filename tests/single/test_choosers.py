@@ -308,6 +308,17 @@ def test_the_global_threshold_is_reused_for_its_period_and_its_state_goes_over(o
 
 
 @BOTH
+@pytest.mark.parametrize(("scale", "direction"), [(1.05, 1), (0.95, -1)])
+def test_the_global_threshold_follows_the_number_of_sums_that_reach_it(ops, scale, direction):
+    choose, rng = GlobalReusedThreshold(exchange(ops), 100, 32), np.random.default_rng(0)
+    bounds = []
+    for factor in (1, scale, scale, scale):
+        choose(entries(values_of(factor, rng).numpy()))
+        bounds.append(direction * choose.state_dict()["bound"])
+    assert bounds == sorted(set(bounds))
+
+
+@BOTH
 @pytest.mark.parametrize("first", [0.0, 1e-6, 1e6])
 def test_a_global_threshold_from_other_sums_is_recomputed_at_once(ops, first):
     choose, rng = GlobalReusedThreshold(exchange(ops), 100, 32), np.random.default_rng(0)

@@ -119,7 +119,8 @@ def _end_all_ranks_with_this_one(mpi):
     _watched.set()
 
     def end():
-        if getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1") and not mpi.Is_finalized():
+        uncaught = getattr(sys, "last_exc", getattr(sys, "last_type", None))
+        if uncaught is not None and not hasattr(sys, "ps1") and not mpi.Is_finalized():
             sys.stderr.write(f"rank {mpi.COMM_WORLD.Get_rank()} failed, and ends the job on all ranks\n")
             sys.stderr.flush()
             threading.Event().wait(SECONDS_TO_BE_HEARD)
