@@ -80,9 +80,7 @@ def test_buffers_go_through_the_host_where_the_transport_takes_none_of_the_devic
     assert staged["copies"] == {"to host": 1, "to device": 1}
     assert staged["to_host"] > 0
     assert staged["to_device"] > 0
-    assert (
-        staged["to_host"] + staged["to_device"] <= staged["seconds"] < each
-    )  # work from before is not theirs
+    assert staged["to_host"] + staged["to_device"] <= staged["seconds"] < each  # work from before is not theirs
 
 
 def test_buffers_stay_on_the_device_where_the_transport_takes_them():

@@ -24,14 +24,14 @@ class FrameNorm(nn.BatchNorm1d):
         """Any shape with the channels in dimension 1."""
 
     def forward(self, x, inside):
-        """`inside` broadcasts over x: 1 where there is a frame of an utterance, 0 elsewhere."""
+        """`inside` broadcasts over x: true where there is a frame of an utterance."""
         if not self.training:
             return super().forward(x)
         across = [dim for dim in range(x.dim()) if dim != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        count = inside.expand_as(x[:, :1]).sum()
-        mean = (x * inside).sum(across) / count
-        centred = (x - mean.view(shape)) * inside
+        count, mask = inside.expand_as(x[:, :1]).sum(), inside.to(x.dtype)
+        mean = (x * mask).sum(across) / count  # `where` gives the same bits and takes seven times as long
+        centred = (x - mean.view(shape)).mul_(mask)
         variance = centred.square().sum(across) / count
         self._remember(mean, variance * count / (count - 1).clamp_min(1))
         scale = self.weight * torch.rsqrt(variance + self.eps)
@@ -91,10 +91,9 @@ class LSTMAN4(nn.Module):
         frames = output_frames(frames)
         x = spectrograms.unsqueeze(1)
         inside = torch.arange(output_frames(x.shape[-1]), device=x.device) < frames[:, None]  # utterances x time
-        inside = inside.to(x.dtype)
         for convolution, norm in zip(self.convolutions, self.convolution_norms, strict=True):
             x = F.hardtanh(norm(convolution(x), inside[:, None, None, :]), 0, _CEILING)
-            x = x * inside[:, None, None, :]
+            x = x.where(inside[:, None, None, :], 0)
 
         x = x.flatten(1, 2).permute(2, 0, 1)  # time x utterances x features
         inside = inside.t()[:, :, None]
@@ -103,7 +102,7 @@ class LSTMAN4(nn.Module):
                 x = _over_frames(self.layer_norms[index - 1], x, inside)
             x, _ = layer(x)
 
-        x = F.hardtanh(self.lookahead(x * inside), 0, _CEILING)
+        x = F.hardtanh(self.lookahead(x.where(inside, 0)), 0, _CEILING)
         return self.output(_over_frames(self.output_norm, x, inside)), frames
 
 
