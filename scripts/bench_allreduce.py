@@ -6,14 +6,14 @@ Absolute times do not carry to another machine; the ratio to MPI's own allreduce
 then scaled) within one run does. Set OMP_NUM_THREADS=1 where ranks share cores.
 """
 
-import argparse
 import json
 import os
 import platform
 import resource
 import statistics
+import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,9 @@ from mpi4py import MPI
 
 import _project  # noqa: F401 - puts LSTM on the path
 from oktopk import GradientAverager, Settings, compressors
+from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, choice, option
+from oktopk.operations import ops_for
+from oktopk_training.command_line import Parser, add_options, hyphenated
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
 from oktopk_training.job import program
@@ -37,11 +40,10 @@ WORD = 4  # bytes
 class Contender:
     """One compressor behind a reducer of its own, driven as a training loop drives it."""
 
-    def __init__(self, name, options):
+    def __init__(self, name, elements, settings):
         self.name = name
-        self.k = max(1, int(options.elements * options.density))
-        parameter = torch.nn.Parameter(torch.empty(options.elements))
-        settings = Settings(density=options.density, warmup_iters=0, threshold=options.threshold, wire=options.wire)
+        self.k = max(1, int(elements * settings.density))
+        parameter = torch.nn.Parameter(torch.from_numpy(np.zeros(elements, np.float32)))  # never written: no memory
         self.averager = GradientAverager([("gradient", parameter)], name, settings)
         self.gradient = self.averager.view("gradient")
         self.records = []
@@ -143,9 +145,8 @@ def summarise(contender, buffers, baseline_median):
     return row
 
 
-def table(rows, options):
+def table(rows, k):
     """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k."""
-    k = max(1, int(options.elements * options.density))
     widths = (16, 9, 8, 8, 8, 17, 17, 9, 10, 8, 13, 15, 8, 8)
     head = (
         ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", *STAGES, "memory"),
@@ -174,40 +175,46 @@ def _span(limits):
     return f"{limits[0]:.4f}..{limits[1]:.4f}" if limits else "-"
 
 
+@dataclass(frozen=True)
+class Measuring(Checked):
+    compressors: str = option("dense,oktopk", TEXT, "names of the registry, or 'all'")
+    elements: int = option(LSTMAN4_ELEMENTS, COUNT, "of the gradient")
+    iters: int = option(11, COUNT, "measured iterations")
+    warmup: int = option(3, NATURAL, "iterations before them")
+    gradients: str = option("normal", choice("normal", "laplace", "layered"), "how they are distributed")
+    seed: int = option(0, NATURAL, "of the gradients")
+    json: Path | None = option(None, PATH, "write every figure there too")
+
+    def names(self):
+        if self.compressors == "all":
+            return ["dense", *(name for name, each in compressors.items() if each.name == name != "none")]
+        names = self.compressors.split(",")
+        for name in names:
+            if name not in compressors:
+                raise UserError(f"--compressors: no compressor is called {name!r}; there are {', '.join(compressors)}")
+        return names
+
+
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compressors", default="dense,oktopk", help="names of the registry, or 'all' (%(default)s)")
-    parser.add_argument("--elements", type=int, default=LSTMAN4_ELEMENTS, help="of the gradient (%(default)s)")
-    parser.add_argument("--density", type=float, default=0.02, help="share that is chosen (%(default)s)")
-    parser.add_argument("--iters", type=int, default=11, help="measured iterations (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=3, help="iterations before them (%(default)s)")
-    parser.add_argument("--threshold", choices=("exact", "reuse"), default="exact")
-    parser.add_argument("--wire", default="auto")
-    parser.add_argument("--gradients", choices=("normal", "laplace", "layered"), default="normal")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    options = parser.parse_args()
-    if options.compressors == "all":
-        names = ["dense", *(name for name, compressor in compressors.items() if compressor.name == name != "none")]
-    else:
-        names = options.compressors.split(",")
-    for name in names:
-        if name not in compressors:
-            raise UserError(f"--compressors: no compressor is called {name!r}; there are {', '.join(compressors)}")
-    if options.elements < 1 or options.iters < 1 or options.warmup < 0:
-        raise UserError("--elements and --iters are at least 1, --warmup is at least 0")
-    if not 0 < options.density <= 1:
-        raise UserError(f"--density is above 0 and at most 1, not {options.density}")
-    return options, names
+    parser = Parser(description=__doc__.splitlines()[0])
+    add_options(parser.add_argument_group("measuring"), Measuring)
+    add_options(parser.add_argument_group("the reduction"), Settings)
+    given = vars(parser.parse_args([hyphenated(word) for word in sys.argv[1:]]))
+    own = {name: given.pop(name) for name in list(given) if hasattr(Measuring, name)}
+    return Measuring(**own), Settings(**{**given, "warmup_iters": 0})  # measured is what comes after the warm-up
 
 
 @program
 def main():
-    options, names = parse_arguments()
+    options, settings = parse_arguments()
+    names = options.names()
     comm = MPI.COMM_WORLD
+    ops_for("cpu")  # what it loads is not to count as a contender's memory
     gradients = make_gradients(options)
     contenders = [peak_buffers(lambda: DenseAtItsBest(options), gradients[0])]
-    contenders += [peak_buffers(lambda name=name: Contender(name, options), gradients[0]) for name in names]
+    contenders += [
+        peak_buffers(lambda name=name: Contender(name, options.elements, settings), gradients[0]) for name in names
+    ]
     for iteration in range(options.warmup + options.iters):
         for contender, _ in contenders:
             gradient = gradients[iteration % GRADIENTS_IN_TURN]
@@ -217,13 +224,14 @@ def main():
     if comm.rank:
         return
     print(
-        f"{comm.size} ranks, {options.elements} elements, density {options.density}, {options.gradients} gradients, "
-        f"threshold {options.threshold}, {options.iters} iterations, {torch.get_num_threads()} threads a rank, "
+        f"{comm.size} ranks, {options.elements} elements, density {settings.density}, {options.gradients} gradients, "
+        f"threshold {settings.threshold}, {options.iters} iterations, {torch.get_num_threads()} threads a rank, "
         f"{os.cpu_count()} cores, {MPI.Get_library_version().splitlines()[0].strip(chr(0))}"
     )
-    print(table(rows, options))
+    print(table(rows, max(1, int(options.elements * settings.density))))
     if options.json:
-        record = {"ranks": comm.size, **vars(options), "json": None, "python": platform.python_version(), "rows": rows}
+        said = {**asdict(options), **asdict(settings), "json": None, "python": platform.python_version()}
+        record = {"ranks": comm.size, **said, "rows": rows}
         with atomic_write(options.json) as file:
             json.dump(record, file, indent=1)
 
