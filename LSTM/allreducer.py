@@ -122,6 +122,7 @@ class AllReducer(GradientAverager):
                     merging, self._merging = self._merging, 0.0
                     self.average(merging)
                     self.msg_queue2.put(DONE)
+            self._stopped = True
             self.close()
         except BaseException as error:  # noqa: BLE001 - it is raised again where somebody waits for the result
             self._call_back(error)

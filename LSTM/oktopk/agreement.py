@@ -15,7 +15,7 @@ def insist_on_the_same_settings(communicator, settings):
     other = _rank_with_another(communicator, hashlib.sha256(repr(settings).encode()))
     if other is not None:
         raise ValueError(
-            f"rank {other} and rank 0 have different parameters (names, shapes or their order) or different "
+            f"rank {other} and rank 0 have different parameters (names, shapes, dtypes or their order) or different "
             "options for the reducer: give all ranks the same"
         )
 

@@ -52,7 +52,7 @@ class GradientAverager:
         self.skipped_steps = self._skips_in_a_row = 0
         self._closed = False
         self._said = set()
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in trainable]
+        shapes = [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in trainable]
         insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
 
     def rank(self):

@@ -31,7 +31,10 @@ class Kind:
         return value
 
     def check(self, name, value):
-        fits = isinstance(value, str) == (self.convert is str) and self.holds(value)
+        try:
+            fits = isinstance(value, str) == (self.convert is str) and self.holds(value)
+        except TypeError:  # it cannot be compared with a number
+            fits = False
         if not fits or (self.convert is int and value != int(value)):
             raise ValueError(f"{name} is {self.wanted}, not {value!r}")
 

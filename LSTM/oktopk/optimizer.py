@@ -48,6 +48,7 @@ class Distributed:
         self._check_parameters()
         self._refuse_a_late_backward()
         start = time.perf_counter()
+        self._copy_strays()
         for name, parameter in self._named.items():
             view = self._averager.view(name)
             self._averager.hand_in(name, view.zero_() if parameter.grad is None else parameter.grad)
@@ -55,6 +56,15 @@ class Distributed:
         for name, parameter in self._named.items():  # one that was frozen meanwhile has no gradient, as in torch
             parameter.grad = self._averager.result(name) if parameter.requires_grad else None
         self._synchronized = True
+
+    def _copy_strays(self):
+        """Gradients that were exchanged by hand lie in each other's places: handing in one would overwrite another."""
+        for name, parameter in self._named.items():
+            view, gradient = self._averager.view(name), parameter.grad
+            if gradient is None or gradient.data_ptr() == view.data_ptr() or gradient.device != view.device:
+                continue
+            if gradient.untyped_storage().data_ptr() == view.untyped_storage().data_ptr():
+                parameter.grad = gradient.clone()
 
     def _follow_wrapped(self):
         """The wrapped optimizer may have loaded a state itself, in which the averager has no share."""
@@ -144,7 +154,14 @@ class Distributed:
     # State: the optimizer's own, and this rank's share of the averager's.
 
     def state_dict(self):
-        return {**super().state_dict(), STATE: self._averager.state_dict()}
+        state = super().state_dict()
+        state["param_groups"] = [{**group, **self._own_momentum()} for group in state["param_groups"]]
+        return {**state, STATE: self._averager.state_dict()}
+
+    def _own_momentum(self):
+        """The optimizer's, where momentum correction keeps it: a plain optimizer that loads the state has it again."""
+        settings = self._averager.settings
+        return {"momentum": settings.momentum, "nesterov": settings.nesterov} if settings.momentum else {}
 
     def load_state_dict(self, state_dict):
         """Torch puts new groups and a new state in place of the old; the wrapped optimizer's users see them too.
@@ -174,10 +191,8 @@ class Distributed:
     def _unwrap(self):
         """The optimizer as it was, for somebody who wraps it anew; and the averager's state."""
         self._follow_wrapped()
-        settings = self._averager.settings
-        if settings.momentum:
-            for group in self.param_groups:
-                group.update(momentum=settings.momentum, nesterov=settings.nesterov)
+        for group in self.param_groups:
+            group.update(self._own_momentum())
         return self._wrapped, self._averager.state_dict()
 
 

@@ -341,7 +341,15 @@ def test_a_compressor_that_is_not_to_be_used_is_no_silence(caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("value", [1.5, "128", float("inf")])
+def test_a_reducer_that_was_stopped_through_its_queue_says_so(loop):
+    one = loop({"w": 8})
+    one.names.put("STOP")
+    one.thread.join(timeout=60)
+    with pytest.raises(ReducerError, match="stopped"):
+        one.reducer.add_tensor("w", EIGHT)
+
+
+@pytest.mark.parametrize("value", [1.5, "128", float("inf"), None, [1]])
 def test_a_count_is_a_whole_number(value):
     with pytest.raises(ValueError, match="warmup_iters is a whole number, 0 or more"):
         Settings(warmup_iters=value)

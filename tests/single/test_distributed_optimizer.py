@@ -428,6 +428,41 @@ def test_a_state_without_the_reducers_share_lets_it_begin_anew(wrap):
     assert optimizer.get_current_density() == 1
 
 
+def test_gradients_that_were_exchanged_by_hand_are_taken_as_they_are(wrap):
+    bare, distributed = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    bare.extra, distributed.extra = (torch.nn.Parameter(torch.ones(3, 3)) for _ in range(2))
+    distributed.load_state_dict(bare.state_dict())
+    for model, optimizer in ((bare, MAKERS["sgd"](bare.parameters())), (distributed, wrap(distributed))):
+        (model(torch.ones(2, 3)) @ model.extra).square().sum().backward()
+        model.weight.grad, model.extra.grad = model.extra.grad, model.weight.grad
+        optimizer.step()
+    for a, b in zip(bare.parameters(), distributed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_plain_optimizer_that_loads_a_corrected_ones_state_has_its_momentum(wrap):
+    model = make_model()
+    optimizer = wrap(model, "nesterov", momentum_correction=True)
+    train(model, optimizer, 2)
+    plain = MAKERS["sgd"](model.parameters())
+    plain.load_state_dict(optimizer.state_dict())
+    assert (plain.param_groups[0]["momentum"], plain.param_groups[0]["nesterov"]) == (0.9, True)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["momentum"] == 0
+
+
+def test_cuts_of_another_number_of_ranks_are_not_taken_over(wrap):
+    model = make_model()
+    optimizer = wrap(model, **KINDS["oktopk"])
+    train(model, optimizer, 5)
+    state = optimizer.state_dict()
+    (kept,) = state["oktopk"]["compressors"].values()
+    kept["algorithm"]["cuts"] = [0, 10, 20, 83]  # of three ranks
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 3)
+    assert optimizer.reducer.last_step.phase == "sparse"
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 def test_wrapping_it_again_with_all_parameters_is_taken_literally(corrected):
     model, other = make_model(), torch.nn.Linear(3, 3)

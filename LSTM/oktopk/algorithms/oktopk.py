@@ -44,7 +44,7 @@ class OkTopk(Algorithm):
 
     def current_regions(self, indices):
         """Cut anew every `region_period` reductions."""
-        if self.reductions % self.settings.region_period == 0:
+        if self.cuts is None or self.reductions % self.settings.region_period == 0:
             self.cuts, self.regions = self.balanced_cuts(indices), None
         if self.regions is None:
             self.regions = regions(self.cuts, indices.device)
@@ -68,5 +68,7 @@ class OkTopk(Algorithm):
         return {"cuts": self.cuts, "reductions": self.reductions, "threshold": threshold}
 
     def load_state_dict(self, state):
-        self.cuts, self.reductions, self.regions = state["cuts"], state["reductions"], None
+        self.reductions, self.regions = state["reductions"], None
+        of_as_many_ranks = state["cuts"] is not None and len(state["cuts"]) == self.comm.size + 1
+        self.cuts = state["cuts"] if of_as_many_ranks and state["cuts"][-1] == self.n else None
         self.choose_globally.load_state_dict(state["threshold"])
