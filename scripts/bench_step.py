@@ -6,6 +6,13 @@ Ours: data, forward, loss, backward, clipping, optimizer. Bare torch: forward, C
 with ordinary batch norms, on the same batches, which lie in memory. Both take turns in one process.
 """
 
+import _project
+
+if __name__ == "__main__":
+    from oktopk_training.job import begin
+
+    begin()
+
 import copy
 import statistics
 import subprocess
@@ -18,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import _project
 from dl_trainer import DLTrainer
 from oktopk.fields import COUNT, PATH
 from oktopk_training.command_line import Parser, reading

@@ -91,9 +91,10 @@ class LSTMAN4(nn.Module):
         frames = output_frames(frames)
         x = spectrograms.unsqueeze(1)
         inside = torch.arange(output_frames(x.shape[-1]), device=x.device) < frames[:, None]  # utterances x time
-        for convolution, norm in zip(self.convolutions, self.convolution_norms, strict=True):
-            x = F.hardtanh(norm(convolution(x), inside[:, None, None, :]), 0, _CEILING)
-            x = x.where(inside[:, None, None, :], 0)
+        mask = inside[:, None, None, :]
+        x = F.hardtanh(self.convolution_norms[0](self.convolutions[0](x), mask), 0, _CEILING)
+        x = self.convolutions[1](x * mask)
+        x = F.hardtanh(self.convolution_norms[1](x, mask), 0, _CEILING).where(mask, 0)
 
         x = x.flatten(1, 2).permute(2, 0, 1)  # time x utterances x features
         inside = inside.t()[:, :, None]
