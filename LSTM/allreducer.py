@@ -133,9 +133,9 @@ class AllReducer(GradientAverager):
         self._stopped = True
         self.msg_queue.put(STOP)
 
-    def average(self, merging_seconds=0.0):
+    def average(self, *arguments, **options):
         try:
-            report = super().average(merging_seconds)
+            report = super().average(*arguments, **options)
         except BaseException as error:
             self._call_back(error)
             raise

@@ -10,6 +10,10 @@
 #   nwpernode    ranks of a node; by default 4, the GPUs of a Polaris node, or what Slurm was asked for
 #   depth        cores of a rank; by default 8 under PBS: a Polaris node has 32
 #   launcher     by default srun under Slurm, otherwise mpiexec or mpirun, whichever is there
+#   transport    how ranks reach each other: auto (MPI, unless torchrun started them), mpi, or torch, which needs no mpi4py
+#                and, on one machine, no MPI: where there is no launcher, torchrun starts the ranks
+#   MASTER_ADDR  where ranks meet with transport=torch; by default the job's first host, and a port of the job's own:
+#   MASTER_PORT  two runs at once in one job need two
 #   placement    the launcher's words about nodes and cores, where its defaults below do not fit a site
 #   modulefiles  where PBS jobs find the module conda; by default Polaris' /soft/modulefiles
 #   venv         the environment to enter when none is active; by default .venv in the project's folder
@@ -50,6 +54,11 @@ read_config() {
     [[ -f "$file" ]] || fail "config=$config: there is no $file; exp_configs holds $(cd "$root/exp_configs" && echo ./*)"
     # shellcheck source=exp_configs/quickstart.conf
     source "$file"
+}
+
+check_transport() {
+    transport="${transport:-auto}"
+    [[ "$transport" =~ ^(auto|mpi|torch)$ ]] || fail "transport=$transport: expected auto, mpi or torch"
 }
 
 read_allocation() {
@@ -111,6 +120,11 @@ count_ranks() {
 
 choose_launch() {
     local default words
+    if needs_torchrun; then
+        launch=("$python" -m torch.distributed.run --standalone --nproc-per-node "$nworkers" --no-python)
+        choose_devices
+        return
+    fi
     [[ -z "${launcher-}" ]] || has "$launcher" ||
         fail_unless_dry "launcher=$launcher: there is no such command on the PATH; leave the choice to this script"
     case "$scheduler" in
@@ -134,6 +148,42 @@ choose_launch() {
     esac
     read -ra words <<<"${placement-$default}"
     ((${#words[@]} == 0)) || launch+=("${words[@]}")
+    [[ "$transport" != torch ]] || choose_meeting_point
+    choose_devices
+}
+
+# Torch's own launcher, for one machine that has no other.
+needs_torchrun() {
+    [[ "$transport" == torch && "$nodes" == 1 && -z "${launcher-}" ]] && ! has mpiexec && ! has mpirun && ! has srun
+}
+
+# On the host of rank 0. The launcher's own command line says it to ranks too: Open MPI takes no variables elsewhere.
+choose_meeting_point() {
+    local id="${PBS_JOBID-}"
+    [[ "$scheduler" == pbs ]] || id="${SLURM_JOB_ID-}"
+    id="${id%%.*}" # of 1234[5].server, the number and its place in the array
+    id="${id//[^0-9]/}"
+    check_counts MASTER_PORT
+    MASTER_ADDR="${MASTER_ADDR:-$(first_host)}"
+    MASTER_PORT="${MASTER_PORT:-$((20000 + 10#${id:-$$} % 10000))}"
+    export MASTER_ADDR MASTER_PORT
+    launch+=(env "MASTER_ADDR=$MASTER_ADDR" "MASTER_PORT=$MASTER_PORT")
+}
+
+first_host() {
+    local host=""
+    case "$scheduler" in
+        pbs) while [[ -z "$host" ]] && read -r host _; do :; done <"$PBS_NODEFILE" ;;
+        slurm)
+            if has scontrol; then read -r host < <(scontrol show hostnames "${SLURM_JOB_NODELIST-}") || :; fi
+            host="${host:-${SLURMD_NODENAME:-$HOSTNAME}}"
+            ;;
+        none) host=127.0.0.1 ;;
+    esac
+    echo "$host"
+}
+
+choose_devices() {
     if [[ "$scheduler" != none ]] || has nvidia-smi; then launch+=("$root/LSTM/rank_device.sh"); fi
     if [[ "$scheduler" == pbs ]]; then export MPICH_GPU_SUPPORT_ENABLED="${MPICH_GPU_SUPPORT_ENABLED:-1}"; fi
 }
@@ -148,14 +198,15 @@ first_of() {
         fi
     done
     fail_unless_dry "there is no ${*//mpirun/nor mpirun} on the PATH; load the module that brings it, or activate the" \
-        "environment that has it (bash scripts/test.sh makes one)"
+        "environment that has it (bash scripts/test.sh makes one); on one machine, transport=torch needs none"
     echo "$1"
 }
 
 check_mpi4py() {
+    [[ "$transport" != torch ]] || return 0
     "$python" -c 'import mpi4py' 2>/dev/null ||
         fail_unless_dry "$python has no mpi4py; on a cluster build it against the system's MPI:" \
-            "MPICC='cc -shared' $python -m pip install --no-binary=mpi4py mpi4py"
+            "MPICC='cc -shared' $python -m pip install --no-binary=mpi4py mpi4py; or do without: transport=torch"
 }
 
 check_data() {
@@ -182,6 +233,7 @@ check_gpus() {
 }
 
 read_config
+check_transport
 read_allocation
 enter_environment
 count_ranks
@@ -202,6 +254,11 @@ if [[ "$program" == */main_trainer.py ]]; then
     [[ -z "${hidden_size-}" ]] || command+=(--hidden-size "$hidden_size")
     [[ -z "${hidden_layers-}" ]] || command+=(--hidden-layers "$hidden_layers")
 fi
+case "$program" in
+    */main_trainer.py | */doctor.py | */bench_allreduce.py)
+        [[ "$transport" == auto ]] || command+=(--transport "$transport")
+        ;;
+esac
 command+=("$@")
 
 if is_dry; then

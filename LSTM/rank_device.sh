@@ -3,7 +3,13 @@
 # In reverse of the local rank, because on Polaris GPU 3 is the one beside the cores of local rank 0.
 set -euo pipefail
 
-local_rank="${PMI_LOCAL_RANK:-${PALS_LOCAL_RANKID:-${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}}}}"
+local_rank=0
+for name in LOCAL_RANK PMI_LOCAL_RANK PALS_LOCAL_RANKID SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID; do
+    if [[ -n "${!name-}" ]]; then # torchrun's comes first: it may be one of Slurm's tasks
+        local_rank="${!name}"
+        break
+    fi
+done
 if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
     IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES" # those that the scheduler left us
 else

@@ -1,9 +1,11 @@
 """Times the compressors side by side on gradients of the real size, all of them interleaved in one run.
 
     mpiexec -n 2 python scripts/bench_allreduce.py --compressors dense,oktopk --iters 11
+    torchrun --nproc-per-node 2 scripts/bench_allreduce.py --compressors dense,oktopk --iters 11
 
-Absolute times do not carry to another machine; the ratio to MPI's own allreduce (in place, in a buffer that is kept,
-then scaled) within one run does. Set OMP_NUM_THREADS=1 where ranks share cores.
+Absolute times do not carry to another machine; the ratio to the transport's own allreduce (MPI's, or that of
+torch.distributed; in place, in a buffer that is kept, then scaled) within one run does. Set OMP_NUM_THREADS=1 where
+ranks share cores.
 """
 
 import json
@@ -18,21 +20,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
 import _project  # noqa: F401 - puts LSTM on the path
 from oktopk import GradientAverager, Settings, compressors
 from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, choice, option
 from oktopk.operations import ops_for
+from oktopk.transports import AUTO
 from oktopk_training.command_line import Parser, add_options, hyphenated
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
 from oktopk_training.job import program
+from oktopk_training.ranks import connect
+from surroundings import name_of
 
 LSTMAN4_ELEMENTS = 27_569_568
 LAYERS = 20
 GRADIENTS_IN_TURN = 3
-BASELINE = "mpi"
 STAGES = ("merge", "compression", "communication", "demerge")  # there is no device
 WORD = 4  # bytes
 
@@ -40,52 +43,72 @@ WORD = 4  # bytes
 class Contender:
     """One compressor behind a reducer of its own, driven as a training loop drives it."""
 
-    def __init__(self, name, elements, settings):
+    def __init__(self, name, elements, settings, communicator):
         self.name = name
         self.k = max(1, int(elements * settings.density))
         parameter = torch.nn.Parameter(torch.from_numpy(np.zeros(elements, np.float32)))  # never written: no memory
-        self.averager = GradientAverager([("gradient", parameter)], name, settings)
+        self.averager = GradientAverager([("gradient", parameter)], name, settings, communicator)
         self.gradient = self.averager.view("gradient")
         self.records = []
 
     def iterate(self, gradient, record):
         self.gradient.copy_(gradient)
-        seconds = timed(self.averager.average)
+        seconds = timed(self.averager.average, self.averager.communicator)
         if record:
             self.records.append({"wall": seconds, **asdict(self.averager.last_step)})
 
 
 class DenseAtItsBest:
-    """What there is to beat: MPI_Allreduce in place, in a buffer that is kept, then scaled."""
+    """What there is to beat: the transport's allreduce in place, in a buffer that is kept, then scaled."""
 
-    name = BASELINE
-
-    def __init__(self, options):
+    def __init__(self, options, communicator):
+        self.name = name_of(communicator)
         self.buffer = np.empty(options.elements, np.float32)
+        self.communicator, self.sum_up = communicator, SUMS[self.name]
         self.records = []
 
     def iterate(self, gradient, record):
         self.buffer[:] = gradient.numpy()
-        seconds = timed(self.reduce)
+        seconds = timed(self.reduce, self.communicator)
         if record:
             self.records.append({"wall": seconds})
 
     def reduce(self):
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
-        self.buffer *= np.float32(1 / MPI.COMM_WORLD.size)
+        self.sum_up(self.buffer)
+        self.buffer *= np.float32(1 / self.communicator.size)
 
 
-def timed(operation):
+def mpi_sum(buffer):
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)
+
+
+def torch_sum(buffer):
+    torch.distributed.all_reduce(torch.from_numpy(buffer))
+
+
+SUMS = {"mpi": mpi_sum, "torch": torch_sum, "alone": lambda buffer: None}  # nothing of ours is around them
+
+
+def timed(operation, communicator):
     """Seconds until the slowest rank is through."""
-    MPI.COMM_WORLD.Barrier()
+    highest(0, communicator)  # nobody starts before all have come
     start = time.perf_counter()
     operation()
-    return MPI.COMM_WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
+    return highest(time.perf_counter() - start, communicator)
 
 
-def make_gradients(options):
+def highest(value, communicator):
+    """Of the values of all ranks."""
+    values = torch.tensor([value], dtype=torch.float64)
+    communicator.allreduce(values, op="max")
+    return values.item()
+
+
+def make_gradients(options, rank):
     """A few gradients of this rank, taken in turn: fresh ones would cost more time than is measured."""
-    rng = np.random.default_rng([options.seed, MPI.COMM_WORLD.rank])
+    rng = np.random.default_rng([options.seed, rank])
     gradients = []
     for _ in range(GRADIENTS_IN_TURN):
         if options.gradients == "laplace":
@@ -121,36 +144,47 @@ def _memory_kib(field):
     return int(status[field].split()[0])
 
 
-def summarise(contender, buffers, baseline_median):
+def summarise(contender, buffers, baseline_median, comm):
     """One row of the table: the figures of the busiest or slowest rank."""
-    comm, records = MPI.COMM_WORLD, contender.records
+    records = contender.records
     seconds = [record["wall"] for record in records]
     row = {
         "name": contender.name,
         "median_s": statistics.median(seconds),
         "min_s": min(seconds),
         "max_s": max(seconds),
-        "peak_buffers": comm.allreduce(buffers, MPI.MAX),
+        "peak_buffers": highest(buffers, comm),
     }
     row["ratio"] = row["median_s"] / baseline_median if baseline_median else 1.0
-    if contender.name != BASELINE:
+    if isinstance(contender, Contender):
         for key in ("bytes_sent", "bytes_received"):
-            row[key] = comm.allreduce(max(record[key] for record in records), MPI.MAX)
+            row[key] = int(highest(max(record[key] for record in records), comm))
         for stage in STAGES:
-            row[stage] = comm.allreduce(statistics.median(r["seconds"][stage] for r in records), MPI.MAX)
+            row[stage] = highest(statistics.median(r["seconds"][stage] for r in records), comm)
         if records[0]["phase"] == "sparse":
             for key in ("selected_local", "selected_global"):
                 share = [record[key] / contender.k for record in records]
-                row[f"{key}_per_k"] = [comm.allreduce(min(share), MPI.MIN), comm.allreduce(max(share), MPI.MAX)]
+                row[f"{key}_per_k"] = [-highest(-min(share), comm), highest(max(share), comm)]
     return row
 
 
 def table(rows, k):
-    """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k."""
-    widths = (16, 9, 8, 8, 8, 17, 17, 9, 10, 8, 13, 15, 8, 8)
+    """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k; yardstick first."""
+    ratio = f"to {rows[0]['name']}"
+    widths = (16, 9, 8, 8, max(8, len(ratio) + 2), 17, 17, 9, 10, 8, 13, 15, 8, 8)
     head = (
         ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", *STAGES, "memory"),
-        ("compressor", "ms", "ms", "ms", "to mpi", *["min .. max"] * 2, *["words/k"] * 2, *["ms"] * 4, "buffers"),
+        (
+            "compressor",
+            "ms",
+            "ms",
+            "ms",
+            ratio,
+            *["min .. max"] * 2,
+            *["words/k"] * 2,
+            *["ms"] * 4,
+            "buffers",
+        ),
     )
     body = [
         (
@@ -183,6 +217,7 @@ class Measuring(Checked):
     warmup: int = option(3, NATURAL, "iterations before them")
     gradients: str = option("normal", choice("normal", "laplace", "layered"), "how they are distributed")
     seed: int = option(0, NATURAL, "of the gradients")
+    transport: str = option(AUTO, choice(AUTO, *sorted(SUMS)), "how ranks reach each other")
     json: Path | None = option(None, PATH, "write every figure there too")
 
     def names(self):
@@ -208,30 +243,31 @@ def parse_arguments():
 def main():
     options, settings = parse_arguments()
     names = options.names()
-    comm = MPI.COMM_WORLD
+    comm = connect(options.transport).new_communicator()
     ops_for("cpu")  # what it loads is not to count as a contender's memory
-    gradients = make_gradients(options)
-    contenders = [peak_buffers(lambda: DenseAtItsBest(options), gradients[0])]
+    gradients = make_gradients(options, comm.rank)
+    contenders = [peak_buffers(lambda: DenseAtItsBest(options, comm), gradients[0])]
     contenders += [
-        peak_buffers(lambda name=name: Contender(name, options.elements, settings), gradients[0]) for name in names
+        peak_buffers(lambda name=name: Contender(name, options.elements, settings, comm), gradients[0])
+        for name in names
     ]
     for iteration in range(options.warmup + options.iters):
         for contender, _ in contenders:
             gradient = gradients[iteration % GRADIENTS_IN_TURN]
             contender.iterate(gradient, record=iteration >= options.warmup)
     baseline = statistics.median(record["wall"] for record in contenders[0][0].records)
-    rows = [summarise(contender, buffers, baseline) for contender, buffers in contenders]
+    rows = [summarise(contender, buffers, baseline, comm) for contender, buffers in contenders]
     if comm.rank:
         return
     print(
         f"{comm.size} ranks, {options.elements} elements, density {settings.density}, {options.gradients} gradients, "
         f"threshold {settings.threshold}, {options.iters} iterations, {torch.get_num_threads()} threads a rank, "
-        f"{os.cpu_count()} cores, {MPI.Get_library_version().splitlines()[0].strip(chr(0))}"
+        f"{os.cpu_count()} cores, {', '.join(map(' '.join, comm.versions().items())) or 'no transport'}"
     )
     print(table(rows, max(1, int(options.elements * settings.density))))
     if options.json:
         said = {**asdict(options), **asdict(settings), "json": None, "python": platform.python_version()}
-        record = {"ranks": comm.size, **said, "rows": rows}
+        record = {"ranks": comm.size, **said, "transport": name_of(comm), "rows": rows}
         with atomic_write(options.json) as file:
             json.dump(record, file, indent=1)
 

@@ -2,6 +2,7 @@
 
     python scripts/doctor.py                    the environment, the data, the disk
     mpiexec -n 4 python scripts/doctor.py       the ranks and the links between them too, started as the run will be
+    torchrun --nproc-per-node 4 scripts/doctor.py       the same without MPI
 
 Exit status 0: a run can start. 1: something must be mended first. Needs no package but to say that it is missing.
 """
@@ -19,10 +20,11 @@ from pathlib import Path
 
 import _project
 from link_speed import measure
+from oktopk.launchers import MEETING_POINT, rendezvous_is_known
 from oktopk_training.errors import UserError
 from oktopk_training.job import program
 from oktopk_training.versions import OLDEST_PYTHON, dotted, numbers
-from surroundings import MANIFESTS, attempt_import, by_host, launched, look_around, requirements
+from surroundings import MANIFESTS, attempt_import, by_host, launched, look_around, meet, name_of, requirements
 
 MPI_FAMILIES = {  # by what a library says of itself, and by what a launcher does
     "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"),
@@ -34,6 +36,8 @@ LAUNCHERS = ("mpiexec", "mpirun", "srun")
 SLOW_LINK = 0.5e9  # bytes a second; a fast network has 10 and more, shared memory a few
 LITTLE_SPACE = 2e9  # bytes: a few checkpoints
 OK, NOTE, FAULT = "ok", "note", "FAULT"
+TRANSPORTS = ("auto", "mpi", "torch")
+TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node"
 REBUILD_MPI4PY = "python -m pip install --force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py"
 
 
@@ -43,6 +47,37 @@ class Finding:
     state: str
     text: str
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was started with this process: `by_torch` if torch.distributed is to carry it, without MPI."""
+
+    by_torch: bool
+    mpi: object  # mpi4py.MPI, or None and the next says why
+    mpi_fault: str | None
+    ranks: object  # None where they cannot reach each other, or there is no torch; `fault` says why
+    communicator: object
+    fault: str | None
+
+    @property
+    def transport(self):
+        return name_of(self.communicator) if self.communicator else None
+
+    def everyones(self, value):
+        return self.ranks.everyones(value) if self.ranks else [value]
+
+    def spares_mpi(self, ranks):
+        """Torch takes MPI's place where it carries these ranks, or could: MPI's launcher has started none."""
+        has_gloo = all("gloo" in rank["backends"] for rank in ranks)
+        return self.by_torch or (has_gloo and (launched() or (None, 1, 0))[1] == 1)
+
+
+def find_job(transport):
+    by_torch = transport == "torch" or (transport == "auto" and rendezvous_is_known())
+    mpi, mpi_fault = attempt_import("mpi4py" if by_torch else "mpi4py.MPI")  # the latter starts MPI
+    mpi = None if by_torch else mpi
+    return Job(by_torch, mpi, mpi_fault, *meet(transport, mpi))
 
 
 def check_python(ranks):
@@ -55,10 +90,14 @@ def check_python(ranks):
     return Finding("python", OK, f"{versions[0]} at {sys.executable}")
 
 
-def check_packages(ranks):
-    faults = []
+def check_packages(ranks, spared=()):
+    """Those that are spared may be missing."""
+    faults, count = [], 0
     for name, oldest in requirements():
         versions = {rank["packages"][name] for rank in ranks}
+        if name in spared and None in versions:
+            continue
+        count += 1
         if None in versions:
             faults.append(f"{name} is missing" + (" on some hosts" if len(versions) > 1 else ""))
         elif any(numbers(version) < numbers(oldest) for version in versions):
@@ -69,10 +108,16 @@ def check_packages(ranks):
     faults += [f"torch does not load: {fault}" for fault in sorted(torch_faults)]
     if faults:
         return Finding("packages", FAULT, "; ".join(faults), "python -m pip install -r requirements.txt")
-    return Finding("packages", OK, f"all {len(requirements())} of requirements.txt; torch {metadata.version('torch')}")
+    text = f"all {count} of requirements.txt" + (f" but {', '.join(spared)}" if count < len(requirements()) else "")
+    return Finding("packages", OK, f"{text}; torch {metadata.version('torch')}")
 
 
-def check_mpi(mpi, mpi_fault):
+def check_mpi(mpi, mpi_fault, by_torch=False, spared=False):
+    if by_torch and not mpi_fault:
+        return Finding("mpi", OK, "mpi4py is installed, and not loaded: torch.distributed takes its place")
+    if not mpi and spared:
+        remedy = f"{TORCHRUN} N LSTM/main_trainer.py starts N ranks; in a job script, transport=torch"
+        return Finding("mpi", NOTE, f"no MPI; torchrun works (mpi4py does not load: {mpi_fault})", remedy)
     if not mpi:
         remedy = f"on a cluster MPICC='cc -shared' {REBUILD_MPI4PY}; elsewhere python -m pip install mpich mpi4py"
         return Finding("mpi", FAULT, f"mpi4py does not load: {mpi_fault}", remedy)
@@ -85,13 +130,18 @@ def check_mpi(mpi, mpi_fault):
     return Finding("mpi", OK, f"{library}, threads: {level}")
 
 
-def check_launcher(mpi):
+def check_launcher(mpi, spared=False):
+    if rendezvous_is_known():
+        return Finding("launcher", OK, f"torchrun; ranks meet at {':'.join(map(os.environ.get, MEETING_POINT))}")
     beside = Path(sys.executable).parent
     paths = [shutil.which(name, path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}") for name in LAUNCHERS]
     path = next(filter(None, paths), None)
     if not path:
+        text = f"none of {', '.join(LAUNCHERS)} is on the PATH"
+        if spared:
+            return Finding("launcher", NOTE, f"{text}; torchrun works", f"{TORCHRUN} N PROGRAM starts N ranks")
         remedy = "load the MPI module or activate the environment that brings one; on one machine pip install mpich"
-        return Finding("launcher", FAULT, f"none of {', '.join(LAUNCHERS)} is on the PATH", remedy)
+        return Finding("launcher", FAULT, text, remedy)
     theirs = family(version_of(path))
     ours = family(mpi.Get_library_version()) if mpi else None
     if ours and theirs and ours != theirs:
@@ -112,13 +162,29 @@ def version_of(launcher):
     return done.stdout + done.stderr
 
 
-def check_ranks(comm):
+def check_transport(communicator, fault):
+    """What the ranks of a run reach each other by, if they are started as these are."""
+    if communicator is None:
+        remedy = f"mend what is said above; or start ranks without MPI: {TORCHRUN} N PROGRAM"
+        return Finding("transport", FAULT, f"there is none: {fault}", remedy)
+    name = name_of(communicator)
+    behind = communicator.versions()
+    if name == "torch":
+        backends = behind["torch.distributed"]  # cpu:gloo,cuda:nccl
+        kinds = {each.partition(":")[2] for each in backends.split(",")}
+        return Finding("transport", OK, f"torch: torch.distributed over {kinds.pop() if len(kinds) == 1 else backends}")
+    if name == "mpi":
+        library = " ".join(behind["mpi_library"].split())
+        return Finding("transport", OK, f"mpi: mpi4py {behind['mpi4py']} over {library}")
+    return Finding("transport", OK, f"{name}: one rank has nobody to reach")
+
+
+def check_ranks(ranks, mpi):
     found = launched()
-    size = comm.size if comm else 1
-    if found and found[1] > 1 and not comm:
-        return Finding(
-            "ranks", FAULT, f"the launcher started {found[1]} ({found[0]})", "without mpi4py they never meet"
-        )
+    size = ranks.size if ranks else 1
+    if found and found[1] > 1 and not ranks:
+        text = f"the launcher started {found[1]} ({found[0]})"
+        return Finding("ranks", FAULT, text, "without a transport they never meet")
     if found and found[1] != size:
         variable, wanted, _ = found
         text = f"the launcher started {wanted} ranks ({variable}), but MPI counts {size}: "
@@ -126,7 +192,8 @@ def check_ranks(comm):
         remedy = f"mpi4py was built against another MPI than the launcher's: MPICC='cc -shared' {REBUILD_MPI4PY}"
         return Finding("ranks", FAULT, text, remedy)
     if size == 1:
-        return Finding("ranks", OK, "1; mpiexec -n 2 python scripts/doctor.py looks at the links too")
+        start = "mpiexec -n 2 python" if mpi else f"{TORCHRUN} 2"
+        return Finding("ranks", OK, f"1; {start} scripts/doctor.py looks at the links too")
     return Finding("ranks", OK, f"{size}" + (f", as {found[0]} says" if found else ""))
 
 
@@ -141,11 +208,14 @@ def check_hosts(ranks):
     return Finding("hosts", OK, text)
 
 
-def check_devices(ranks):
+def check_devices(ranks, transport="mpi"):
     if all(rank["first_device"] is None for rank in ranks):
         return Finding("devices", OK, "none that torch can use: training runs on the CPU")
-    direct = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
-    transport = "MPI takes device memory" if direct else "exchanges go through host memory"
+    if transport == "torch":
+        direct, whose = all("nccl" in rank["backends"] for rank in ranks), "NCCL"
+    else:
+        direct, whose = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1", "MPI"
+    way = f"{whose} takes device memory" if direct else "exchanges go through host memory"
     for host, local in by_host(ranks).items():
         devices = {rank["first_device"] for rank in local}
         if None in devices or len(devices) < len(local):
@@ -154,7 +224,7 @@ def check_devices(ranks):
                 "start ranks through LSTM/rank_device.sh, as the job scripts do, and no more than there are devices"
             )
             return Finding("devices", NOTE, text, remedy)
-    return Finding("devices", OK, f"one for each rank; {transport}")
+    return Finding("devices", OK, f"one for each rank; {way}")
 
 
 def check_data(ranks, data_dir):
@@ -192,15 +262,30 @@ def check_disk(runs):
     )
 
 
-def check_links(speed):
+def check_links(speed, transport="mpi"):
     text = (
         f"{speed.latency * 1e6:.1f} µs and {speed.bandwidth / 1e9:.1f} GB/s to the slowest partner of rank 0 "
         f"(rank {speed.partner}); the gradient of lstman4 is summed over all in {speed.allreduce * 1e3:.0f} ms"
     )
     if speed.bandwidth < SLOW_LINK:
-        remedy = "MPI may be on TCP: see that it was built for this network; if ranks share cores, start fewer"
-        return Finding("links", NOTE, text, remedy)
+        if transport == "torch":
+            remedy = "Gloo and NCCL take the network that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name: try another"
+        else:
+            remedy = "MPI may be on TCP: see that it was built for this network"
+        return Finding("links", NOTE, text, f"{remedy}; if ranks share cores, start fewer")
     return Finding("links", OK, text)
+
+
+def speed_of_links(job):
+    """On rank 0; None on the others, and where there are no links. Torch carries what lies on devices there."""
+    if job.communicator is None or job.communicator.size == 1:
+        return None
+    torch, _ = attempt_import("torch")
+    device = "cpu"
+    if job.transport == "torch" and torch.cuda.device_count():
+        device = f"cuda:{job.ranks.local_rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    return measure(job.communicator, device)
 
 
 def wrapped(text, lead):
@@ -219,37 +304,46 @@ def table(findings):
     return "\n".join(lines)
 
 
-@program
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=_project.AUDIO_DATA, metavar="FOLDER", help="of the corpus")
     parser.add_argument("--run-dir", type=Path, default=_project.ROOT / "runs", metavar="FOLDER", help="of the runs")
-    options = parser.parse_args()
-    data_dir, runs = options.data_dir.resolve(), options.run_dir.resolve()
+    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="what the run will be given")
+    return parser.parse_args()
 
-    mpi, mpi_fault = attempt_import("mpi4py.MPI")
-    comm = mpi.COMM_WORLD if mpi else None
+
+def judge(job, facts, speed, data_dir, runs):
+    spared = job.spares_mpi(facts)
+    return [
+        check_python(facts),
+        check_packages(facts, ("mpi4py",) if spared else ()),
+        check_mpi(job.mpi, job.mpi_fault, job.by_torch, spared),
+        check_launcher(job.mpi, spared),
+        check_transport(job.communicator, job.fault),
+        check_ranks(job.ranks, job.mpi),
+        check_hosts(facts),
+        check_devices(facts, job.transport),
+        check_data(facts, data_dir),
+        check_disk(runs),
+        *([check_links(speed, job.transport)] if speed else []),
+    ]
+
+
+@program
+def main():
+    options = parse_arguments()
+    data_dir, runs = options.data_dir.resolve(), options.run_dir.resolve()
     own = look_around(data_dir)
-    ranks = comm.gather(own) if comm else [own]
-    speed = measure(comm) if comm and comm.size > 1 else None
+    job = find_job(options.transport)
+    facts = job.everyones(own)
+    speed = speed_of_links(job)
     status = 0
-    if ranks:
-        findings = [
-            check_python(ranks),
-            check_packages(ranks),
-            check_mpi(mpi, mpi_fault),
-            check_launcher(mpi),
-            check_ranks(comm),
-            check_hosts(ranks),
-            check_devices(ranks),
-            check_data(ranks, data_dir),
-            check_disk(runs),
-            *([check_links(speed)] if speed else []),
-        ]
+    if not job.ranks or job.ranks.rank == 0:
+        findings = judge(job, facts, speed, data_dir, runs)
         status = int(any(finding.state == FAULT for finding in findings))
         if not (launched() or (None, 1, 0))[2]:  # ranks that believe they are alone need not all say so
-            print(table(findings))
-    sys.exit(comm.bcast(status) if comm else status)
+            print(table(findings), flush=True)
+    sys.exit(job.everyones(status)[0])
 
 
 if __name__ == "__main__":

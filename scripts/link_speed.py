@@ -1,10 +1,11 @@
-"""How fast the ranks reach each other, with nothing but mpi4py: messages to and from rank 0, and a sum over all."""
+"""How fast the ranks reach each other by the transport of a run: messages to and from rank 0, and a sum over all."""
 
 import time
 from dataclasses import dataclass
 
-GRADIENT_BYTES = 4 * 27_569_568  # of lstman4
-BULK_BYTES = 1 << 24
+WORD = 4  # bytes
+GRADIENT_WORDS = 27_569_568  # of lstman4
+BULK_WORDS, PING_WORDS = 1 << 22, 2
 PINGS, BULKS, SUMS = 100, 3, 3
 
 
@@ -18,44 +19,54 @@ class LinkSpeed:
     allreduce: float  # seconds
 
 
-def measure(comm):
+def measure(communicator, device="cpu"):
     """The speed on rank 0, None on the others. All ranks call it, and there are at least two."""
-    links = [_ping_pong(comm, partner) for partner in range(1, comm.size)]
-    allreduce = _allreduce(comm)
-    if comm.rank:
+    links = [_ping_pong(communicator, partner, device) for partner in range(1, communicator.size)]
+    allreduce = _allreduce(communicator, device)
+    if communicator.rank:
         return None
     bandwidth, partner = min((link[1], partner) for partner, link in enumerate(links, start=1))
     return LinkSpeed(max(link[0] for link in links), bandwidth, partner, allreduce)
 
 
-def _ping_pong(comm, partner):
-    latency = _one_way(comm, partner, bytearray(8), PINGS)
-    return latency, BULK_BYTES / _one_way(comm, partner, bytearray(BULK_BYTES), BULKS)
+def _ping_pong(communicator, partner, device):
+    latency = _one_way(communicator, partner, _words(PING_WORDS, device), PINGS)
+    return latency, WORD * BULK_WORDS / _one_way(communicator, partner, _words(BULK_WORDS, device), BULKS)
 
 
-def _one_way(comm, partner, message, repetitions):
+def _one_way(communicator, partner, message, repetitions):
     """Seconds of one message, by the fastest of several exchanges; the first opens the connection."""
-    times = []
-    for _ in range(repetitions + 1):
-        start = time.perf_counter()
-        if comm.rank == 0:
-            comm.Send(message, partner)
-            comm.Recv(message, partner)
-        elif comm.rank == partner:
-            comm.Recv(message, 0)
-            comm.Send(message, 0)
-        times.append((time.perf_counter() - start) / 2)
-    return min(times[1:])
+
+    def exchange():
+        if communicator.rank == 0:
+            communicator.send(message, partner)
+            communicator.receive(message.numel(), message.dtype, partner, message.device)
+        elif communicator.rank == partner:
+            communicator.receive(message.numel(), message.dtype, 0, message.device)
+            communicator.send(message, 0)
+
+    return min(_timed(exchange, message.device) for _ in range(repetitions + 1)) / 2
 
 
-def _allreduce(comm):
-    from mpi4py import MPI
-
-    gradient = bytearray(GRADIENT_BYTES)
-    times = []
+def _allreduce(communicator, device):
+    gradient, nothing, times = _words(GRADIENT_WORDS, device), _words(1, "cpu"), []
     for _ in range(SUMS + 1):
-        comm.Barrier()
-        start = time.perf_counter()
-        comm.Allreduce(MPI.IN_PLACE, [gradient, MPI.FLOAT])
-        times.append(time.perf_counter() - start)
+        communicator.allreduce(nothing)  # nobody starts before all have come
+        times.append(_timed(lambda: communicator.allreduce(gradient), device))
     return min(times[1:])
+
+
+def _timed(operation, device):
+    from oktopk.devices import wait_for
+
+    wait_for(device)
+    start = time.perf_counter()
+    operation()
+    wait_for(device)
+    return time.perf_counter() - start
+
+
+def _words(count, device):
+    import torch  # here, for the doctor is to load where there is none
+
+    return torch.zeros(count, dtype=torch.float32, device=device)

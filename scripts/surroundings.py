@@ -10,7 +10,7 @@ from collections import defaultdict
 from importlib import metadata
 
 import _project
-from oktopk.launchers import LAUNCHED_RANKS
+from oktopk.launchers import LAUNCHED_RANKS, OWN_PLACE, rendezvous_is_known
 
 MANIFESTS = ("an4_train_manifest.csv", "an4_val_manifest.csv")
 
@@ -24,11 +24,48 @@ def attempt_import(name):
 
 
 def launched():
-    """What the launcher says: (variable, ranks, this rank); None if there is none."""
+    """What the launcher says: (variable, ranks, this rank); None if there is none. Torchrun's may be MPI's too."""
+    if rendezvous_is_known():
+        rank, size = OWN_PLACE
+        return size, int(os.environ[size]), int(os.environ[rank])
     for size, rank in LAUNCHED_RANKS.items():
         if os.environ.get(size, "").isdigit():
             return size, int(os.environ[size]), int(os.environ.get(rank, "0"))
     return None
+
+
+class BareRanks:
+    """MPI's ranks where torch does not load on each: too little for a run, enough to compare what they see."""
+
+    def __init__(self, comm):
+        self.rank, self.size, self.everyones = comm.Get_rank(), comm.Get_size(), comm.allgather
+
+
+def meet(transport, mpi):
+    """(ranks, communicator, None) as a run would have them; what there is no way to is None, and the last says why."""
+    training, fault = attempt_import("oktopk_training.ranks")
+    if mpi and any(mpi.COMM_WORLD.allgather(fault is not None)):
+        return BareRanks(mpi.COMM_WORLD), None, fault or "torch does not load on another rank"
+    if not training:
+        return None, None, fault
+    try:
+        communicator = training.transports.connect(transport)
+    except (RuntimeError, ValueError) as error:
+        return None, None, " ".join(str(error).split())
+    return training.Ranks(communicator), communicator, None
+
+
+def name_of(communicator):
+    """That of its transport, as --transport takes it."""
+    return type(communicator).__module__.rpartition(".")[2]
+
+
+def backends(torch):
+    """What torch.distributed could carry messages by here."""
+    dist = getattr(torch, "distributed", None)
+    if dist is None or not dist.is_available():
+        return []
+    return [name for name in ("gloo", "nccl") if getattr(dist, f"is_{name}_available")()]
 
 
 def look_around(data_dir):
@@ -41,6 +78,7 @@ def look_around(data_dir):
         "python": platform.python_version(),
         "packages": {name: installed_version(name) for name, _ in requirements()},
         "torch_fault": torch_fault,
+        "backends": backends(torch),
         "first_device": visible.split(",")[0] if devices else None,
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
         "data": [name for name in MANIFESTS if (data_dir / name).is_file()],

@@ -18,8 +18,11 @@ _HOMES = {
     "ReducerError": "averager",
     "Report": "report",
     "Settings": "registry",
+    "SparseState": "hooks",
     "compressors": "registry",
     "connect": "transports",
+    "shard_sparsely": "hooks",
+    "sparse_hook": "hooks",
 }
 __all__ = sorted(_HOMES)
 

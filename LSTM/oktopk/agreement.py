@@ -26,7 +26,7 @@ def warn_of_other_parameters(communicator, parameters):
         return
     digest = hashlib.sha256()
     for parameter in parameters:
-        digest.update(parameter.detach().reshape(-1).view(torch.uint8).cpu().numpy())
+        digest.update(parameter.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy())
     other = _rank_with_another(communicator, digest)
     if other is not None and communicator.rank == 0:
         log.warning(

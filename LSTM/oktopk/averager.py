@@ -11,18 +11,19 @@ All ranks make one alike and call `average` alike. It owns all state: `state_dic
 
 import logging
 import math
+from fnmatch import fnmatch
 
 import torch
 
 from .agreement import insist_on_the_same_settings, warn_of_other_parameters
-from .buffers import merge
-from .communicator import Communicator
+from .buffers import check_parameters, merge
+from .communicator import Communicator, LostRanks
 from .devices import Stopwatch, unsorted_scatters
 from .launchers import ranks_that_are_not_seen
 from .reducer import Reducer
-from .registry import Settings, find_compressor
+from .registry import Settings, compressors, find_compressor
 from .report import Report
-from .transports import connect
+from .transports import connect, over
 
 log = logging.getLogger("oktopk.reducer")
 
@@ -35,16 +36,22 @@ class ReducerError(RuntimeError):
 
 
 class GradientAverager:
-    """`communicator` is one of ours, an mpi4py communicator, or None for all ranks that were started."""
+    """`communicator` is one of ours, an mpi4py one, a process group, or None for all ranks that were started."""
 
     def __init__(self, named_parameters, compression="oktopk", settings=None, communicator=None):
         self.settings, self.compressor = settings or Settings(), find_compressor(compression)
         trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-        self._merged = merge(trainable, self.settings.merge_size)
+        check_parameters(trainable)
         self._unchecked = [parameter for _, parameter in trainable]
         self._owns_communicator = not isinstance(communicator, Communicator)
         self.communicator = _communicator(communicator)
-        self._reducers = [Reducer(merged, self.compressor, self.settings, self.communicator) for merged in self._merged]
+        sparse, dense = _split(trainable, self.settings)
+        self._reducers = [
+            Reducer(merged, kind, self.settings, self.communicator)
+            for kind, group in ((self.compressor, sparse), (compressors["none"], dense))
+            for merged in merge(group, self.settings.merge_size)
+        ]
+        self._merged = [reducer.merged for reducer in self._reducers]
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._dtypes = {name: parameter.dtype for name, parameter in trainable}
         self.train_epoch = 0  # for messages
@@ -97,32 +104,63 @@ class GradientAverager:
         for merged in self._merged:
             merged.gradient.zero_()
 
-    @torch.no_grad()
-    def average(self, merging_seconds=0.0):
-        """Make every gradient the mean over the ranks; none at all if any rank's gradient is not finite."""
+    def average(self, merging_seconds=0.0, scale=None, abstains=False):
+        """Make every gradient the mean over the ranks; none at all if any rank's gradient is not finite.
+
+        `scale` says how many times too long the gradients are that were handed in, for a loss that was scaled; means
+        and residuals are of the true length. Overflows belong to such a scale's life: they are skipped for ever.
+        A rank that `abstains` handed in zeros, and keeps its residual: it has nothing to train on any more.
+        """
         if self._closed:
             raise ReducerError("the reducer was stopped: make a new one to go on")
+        try:
+            return self._average(merging_seconds, scale, abstains)
+        except Exception as error:
+            if not isinstance(error, LostRanks):
+                self.communicator.tell_failure(f"{type(error).__name__}: {error}")
+            raise
+
+    @torch.no_grad()
+    def _average(self, merging_seconds, scale, abstains):
         if self._unchecked:  # before the first step, for a loop may share them after it has made its reducer
             warn_of_other_parameters(self.communicator, self._unchecked)
             self._unchecked = None
         report, before = Report(), self.communicator.total()
         report.seconds["merge"] += merging_seconds
         with unsorted_scatters():
-            if self._agree_that_gradients_are_finite(report):
+            if self._agree_that_gradients_are_finite(report, scale):
                 for reducer in self._reducers:
-                    reducer.reduce(report)
+                    reducer.reduce(report, abstains)
             else:
-                self._skip(report)
+                self._skip(report, gives_up=scale is None)
         self._add_traffic(report, self.communicator.total().add(before, -1))
         self.last_step = report
         return report
 
-    def _agree_that_gradients_are_finite(self, report):
+    @torch.no_grad()
+    def all_are_finite(self):
+        """Whether every rank's gradients are, as they were handed in."""
+        return self._agree(all(math.isfinite(reducer.norm()) for reducer in self._reducers))
+
+    def skip(self):
+        """All ranks know already that a gradient was not finite: leave everything as it is."""
+        self.last_step = Report()
+        self._skip(self.last_step, gives_up=False)
+
+    def _agree(self, fine):
+        broken = torch.tensor([0 if fine else 1])
+        self.communicator.allreduce(broken, op="max")
+        return not broken.item()
+
+    def _agree_that_gradients_are_finite(self, report, scale):
         """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts.
 
         One that is so long that the sum over the ranks could leave float32 is as good as not finite.
         """
         watch = Stopwatch(self.device, self.settings.timed)
+        if scale not in (None, 1):
+            for merged in self._merged:
+                merged.gradient.div_(scale)
         report.grad_norm = norm = math.hypot(*(reducer.norm() for reducer in self._reducers))
         limit = self._longest()
         if norm > limit and math.isfinite(norm):
@@ -130,9 +168,7 @@ class GradientAverager:
                 merged.gradient.mul_(limit / norm)
             norm = limit
         report.seconds["merge"] += watch.lap()
-        broken = torch.tensor([0 if norm * self.size() < FLOAT32_LIMIT else 1])  # NaN is below nothing
-        self.communicator.allreduce(broken, op="max")
-        return not broken.item()
+        return self._agree(norm * self.size() < FLOAT32_LIMIT)  # NaN is below nothing
 
     def _longest(self):
         """The norm to which this rank's gradient is clipped.
@@ -143,11 +179,13 @@ class GradientAverager:
         root, infinite = math.sqrt(self.size()), math.inf
         return min((self.settings.norm_clip or infinite) / root, (self.settings.velocity_clip or infinite) * root)
 
-    def _skip(self, report):
+    def _skip(self, report, gives_up):
         report.skipped = True
         report.phase = "sparse" if self.is_sparse_now else "dense"
         self.zero_gradients()
         self.skipped_steps += 1
+        if not gives_up:
+            return
         self._skips_in_a_row += 1
         self._say_once(
             ("skip", self.train_epoch),
@@ -203,13 +241,19 @@ class GradientAverager:
         self.skipped_steps = self._skips_in_a_row = 0
 
 
-def _communicator(given):
-    if isinstance(given, Communicator):
-        return given
-    if given is not None:
-        from .transports import mpi
+def _split(named_parameters, settings):
+    """Those that are compressed, and those that the settings exclude."""
+    patterns, smallest = (settings.exclude or "").split(","), settings.exclude_below or 0
+    sparse, dense = [], []
+    for name, parameter in named_parameters:
+        excluded = parameter.numel() < smallest or any(fnmatch(name, pattern.strip()) for pattern in patterns)
+        (dense if excluded else sparse).append((name, parameter))
+    return sparse, dense
 
-        return mpi.connect(given)
+
+def _communicator(given):
+    if given is not None:
+        return over(given)
     communicator = connect()
     unseen = ranks_that_are_not_seen(communicator.size)
     if unseen:

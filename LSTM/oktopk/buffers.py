@@ -38,7 +38,6 @@ def merge(named_parameters, merge_size=None):
 
     A parameter that is larger than `merge_size` stands alone.
     """
-    _check(named_parameters)
     groups, size = [[]], 0
     for name, parameter in named_parameters:
         if size and merge_size is not None and size + parameter.numel() > merge_size:
@@ -46,10 +45,11 @@ def merge(named_parameters, merge_size=None):
             size = 0
         groups[-1].append((name, parameter))
         size += parameter.numel()
-    return [MergedGradient(group) for group in groups]
+    return [MergedGradient(group) for group in groups if group]
 
 
-def _check(named_parameters):
+def check_parameters(named_parameters):
+    """What cannot be reduced together is refused with a ValueError."""
     names = [name for name, _ in named_parameters]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

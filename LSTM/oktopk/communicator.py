@@ -18,6 +18,10 @@ import torch
 from .devices import on_cpu, wait_for
 
 
+class LostRanks(RuntimeError):
+    """Another rank failed or is gone, so what this one waits for will not come."""
+
+
 @dataclass
 class Traffic:
     """What operations have cost this rank so far."""
@@ -140,6 +144,9 @@ class Communicator(abc.ABC):
     def duplicate(self):
         """Another communicator of the same ranks, whose messages never meet those of this one. All ranks call it."""
 
+    def tell_failure(self, cause):  # noqa: B027 - most need not, since their launcher says it
+        """Leave word for the others of what fails here: they meet a `LostRanks` that says so."""
+
     @abc.abstractmethod
     def abort(self, status):
         """End the processes of all ranks."""
@@ -189,7 +196,7 @@ class Communicator(abc.ABC):
         start = time.perf_counter()
         there = buffer.to(self.home(buffer.device), non_blocking=True)  # to the host: into pinned memory
         wait_for(buffer.device)
-        self.traffic["copies"].to_host += time.perf_counter() - start
+        self._note_copy(there.device, start)
         return there
 
     def _arrive(self, there, device):
@@ -197,8 +204,15 @@ class Communicator(abc.ABC):
             return there
         start = time.perf_counter()
         here = there.to(device)
-        self.traffic["copies"].to_device += time.perf_counter() - start
+        self._note_copy(device, start)
         return here
+
+    def _note_copy(self, destination, start):
+        seconds, copies = time.perf_counter() - start, self.traffic["copies"]
+        if on_cpu(destination):
+            copies.to_host += seconds
+        else:
+            copies.to_device += seconds
 
     def _return(self, there, buffer, factor=1):
         """Bring home what the transport wrote, times the factor, where it was not written in place."""

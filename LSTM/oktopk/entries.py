@@ -33,6 +33,10 @@ class Entries(NamedTuple):
         return self.indices.numel()
 
 
+def no_entries(device):
+    return Entries(torch.empty(0, dtype=torch.int32, device=device), torch.empty(0, device=device))
+
+
 def bits_of(magnitude):
     """The bound that a float32 magnitude stands for; it is never below 1, so that zeros never pass."""
     with np.errstate(over="ignore"):

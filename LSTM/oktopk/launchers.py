@@ -8,12 +8,28 @@ LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of the
     "PALS_SIZE": "PALS_RANKID",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # of what srun started; SLURM_NTASKS is the whole job's
 }
+MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")  # of torch.distributed's ranks
+OWN_PLACE = ("RANK", "WORLD_SIZE")  # torchrun's; without a meeting point, anybody's
+
+
+def launched():
+    """(this rank, number of ranks) as the launcher says; (0, 1) without one. Torchrun may be under another's ranks."""
+    if rendezvous_is_known():
+        return tuple(int(os.environ[name]) for name in OWN_PLACE)
+    places = ((os.environ.get(rank, ""), os.environ.get(size, "")) for size, rank in LAUNCHED_RANKS.items())
+    said = [(int(rank or 0), int(size)) for rank, size in places if size.isdigit()]
+    return max(said, key=lambda place: place[1], default=(0, 1))
 
 
 def launched_ranks():
     """How many ranks the launcher says that it started; 1 without one."""
-    said = (os.environ.get(name, "") for name in LAUNCHED_RANKS)
-    return max((int(size) for size in said if size.isdigit()), default=1)
+    return launched()[1]
+
+
+def rendezvous_is_known(of_all_ranks=True):
+    """Whether torchrun, or somebody in its way, has said where the ranks meet, and by default also who is who."""
+    names = MEETING_POINT + OWN_PLACE if of_all_ranks else MEETING_POINT
+    return all(os.environ.get(name) for name in names)
 
 
 def ranks_that_are_not_seen(size):

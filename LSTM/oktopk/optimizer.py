@@ -10,6 +10,8 @@ Gradients live in the averager's merged buffer from the start, so that merging a
 """
 
 import inspect
+import math
+import sys
 import time
 import weakref
 from dataclasses import replace
@@ -30,6 +32,7 @@ class Distributed:
         self._averager = averager
         self._named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self._synchronized = self._late_backward = False
+        self._scale = None  # of the gradients that were synchronized, if a scaler was named
         self.local = False  # True: a step takes this rank's gradients as they are
         waiting = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         self.zero_grad()
@@ -38,24 +41,45 @@ class Distributed:
         notice = _notice_backward(weakref.ref(self))
         self._notices = [p.register_post_accumulate_grad_hook(notice) for p in self._named.values()]
 
-    def synchronize(self):
+    def synchronize(self, scaler=None):
         """Make every gradient the mean over the ranks.
 
         The reduction begins here and not in backward: whether a gradient is finite, and how long it is, are
         properties of the whole, and until here backward may add to it as often as it likes.
+
+        `scaler` is the `GradScaler` of a loop that wants to unscale and clip means before its step.
         """
+        scale = None if scaler is None else scaler.get_scale()
+        self._average(scale)
+        if scale is not None:
+            self._scale_gradients(math.inf if self.skipped else scale)
+
+    def _average(self, scale):
+        start = time.perf_counter()
+        self._hand_in()
+        self._averager.average(time.perf_counter() - start, scale)
+        for name, parameter in self._named.items():  # one that was frozen meanwhile has no gradient, as in torch
+            parameter.grad = self._averager.result(name) if parameter.requires_grad else None
+        self._synchronized, self._scale = True, scale
+
+    def _hand_in(self):
         self._follow_wrapped()
         self._check_parameters()
         self._refuse_a_late_backward()
-        start = time.perf_counter()
         self._copy_strays()
         for name, parameter in self._named.items():
             view = self._averager.view(name)
             self._averager.hand_in(name, view.zero_() if parameter.grad is None else parameter.grad)
-        self._averager.average(merging_seconds=time.perf_counter() - start)
-        for name, parameter in self._named.items():  # one that was frozen meanwhile has no gradient, as in torch
-            parameter.grad = self._averager.result(name) if parameter.requires_grad else None
-        self._synchronized = True
+
+    @torch.no_grad()
+    def _scale_gradients(self, factor):
+        """An infinite factor leaves infinities: what a `GradScaler` looks for."""
+        for parameter in self._named.values():
+            if parameter.requires_grad and factor == math.inf:
+                parameter.grad = torch.full_like(parameter, factor) if parameter.grad is None else parameter.grad
+                parameter.grad.fill_(factor)
+            elif parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _copy_strays(self):
         """Gradients that were exchanged by hand lie in each other's places: handing in one would overwrite another."""
@@ -101,6 +125,8 @@ class Distributed:
             return super().step(lambda: self._averaged(closure))  # LBFGS and its like evaluate it several times
         loss = closure() if closure is not None else None
         self._refuse_a_late_backward()
+        if getattr(self, "found_inf", None) is not None:
+            self._prepare_scaled_step()
         if not self.local and not self._synchronized:
             self.synchronize()
         self._synchronized = self._late_backward = False
@@ -109,6 +135,40 @@ class Distributed:
         # A scheduler that was given the optimizer before it was wrapped asks there whether it has stepped.
         self._wrapped._opt_called = True
         return loss
+
+    def _prepare_scaled_step(self):
+        """A `GradScaler` is stepping this: it has set `found_inf` and, unless it has unscaled before, `grad_scale`."""
+        scale, overflow = self.grad_scale, self.found_inf
+        self.grad_scale = self.found_inf = None  # the optimizer's own step shall not heed them again
+        if self.local:
+            raise RuntimeError("a GradScaler cannot take a step that is not averaged over the ranks")
+        if not self._synchronized and scale is not None:
+            if overflow.item():  # on all ranks: see below
+                self._averager.skip()
+                self._synchronized = True
+            else:
+                self._average(scale.item())
+        elif not self._synchronized or self._scale is None:
+            raise RuntimeError(
+                "the GradScaler must know the gradients that all ranks have: call optimizer.synchronize(scaler) before "
+                "scaler.unscale_(optimizer), or neither of both"
+            )
+        elif scale is not None and not self.skipped:
+            self._scale_gradients(1 / scale.item())
+
+    @property
+    def _step_supports_amp_scaling(self):
+        """Where a `GradScaler` asks, on every rank, who looks for overflows.
+
+        It is told to call `step` always, for it would leave out a rank's own alone. But it looks for infinities itself
+        first: now is the time to agree on them, and to give all ranks some if any has.
+        """
+        asks = isinstance(sys._getframe(1).f_locals.get("self"), torch.amp.GradScaler)
+        if asks and not self._synchronized and not self.local:
+            self._hand_in()
+            if not self._averager.all_are_finite():
+                self._scale_gradients(math.inf)
+        return True
 
     step.hooked = True  # torch would let step hooks run here too, after loading a state; they run in super().step
 

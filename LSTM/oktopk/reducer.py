@@ -2,7 +2,7 @@
 
 from .buffers import zeros
 from .devices import Stopwatch
-from .entries import BeyondFloat32
+from .entries import BeyondFloat32, no_entries
 from .operations import ops_for
 from .report import Selection
 
@@ -37,14 +37,17 @@ class Reducer:
     def norm(self):
         return self._ops.norm(self.merged.gradient)
 
-    def reduce(self, report):
-        """The gradient becomes the mean over the ranks, in place; the report learns how."""
+    def reduce(self, report, abstains=False):
+        """The gradient becomes the mean over the ranks, in place; the report learns how.
+
+        A rank that `abstains` has zeros for a gradient, and adds nothing else.
+        """
         watch = Stopwatch(self.merged.gradient.device, self.settings.timed)
-        if self.settings.momentum:
+        if self.settings.momentum and not abstains:
             self._gather_momentum()
             report.seconds["merge"] += watch.lap()
         if self.is_sparse_now:
-            self._reduce_sparsely(report, watch)
+            self._reduce_sparsely(report, watch, abstains)
         else:
             before = self.communicator.total().seconds
             self.communicator.allreduce(self.merged.gradient, op="mean")
@@ -62,10 +65,10 @@ class Reducer:
         else:
             gradient.copy_(self.velocity)
 
-    def _reduce_sparsely(self, report, watch):
+    def _reduce_sparsely(self, report, watch, abstains):
         self._make_compressor()
-        before = self.communicator.total().seconds
-        chosen = self._chooser.choose(self.residual, self.merged.gradient)
+        before, gradient = self.communicator.total().seconds, self.merged.gradient
+        chosen = no_entries(gradient.device) if abstains else self._chooser.choose(self.residual, gradient)
         reduction = self._algorithm.reduce(self._algorithm.wire.rounded(chosen))
         report.seconds["compression"] += watch.lap() - (self.communicator.total().seconds - before)
         self._feed_back(reduction)

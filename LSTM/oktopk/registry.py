@@ -13,7 +13,7 @@ from .algorithms.topka import TopkA, TopkA2
 from .algorithms.topksa import TopkSA
 from .choosers import ExactTopK, GaussianThreshold, ReusedThreshold
 from .exchange import Exchange
-from .fields import COUNT, DECAY, FLAG, NATURAL, POSITIVE, SHARE, Checked, choice, option
+from .fields import COUNT, DECAY, FLAG, NATURAL, POSITIVE, SHARE, TEXT, Checked, choice, option
 from .operations import ops_for
 from .wire import AUTO, wire_for, wires
 
@@ -31,6 +31,8 @@ class Settings(Checked):
     sigma_scale: float = option(2.5, POSITIVE, "of the gaussian compressors: largest estimate, in standard deviations")
     norm_clip: float | None = option(None, POSITIVE, "clip each rank's gradient to X/sqrt(P) before it is sent")
     merge_size: int | None = option(None, COUNT, "merge gradients up to so many elements; by default all into one")
+    exclude: str | None = option(None, TEXT, "parameters that stay dense: names or patterns, parted by commas")
+    exclude_below: int | None = option(None, COUNT, "parameters with fewer elements stay dense")
     wire: str = option(AUTO, choice(AUTO, *wires), "what entries look like between ranks")
     # Momentum correction (Deep Gradient Compression, 3.1 to 3.3): each rank accumulates its own velocity and reduces
     # that in place of the gradient, for an optimizer without momentum. `velocity_clip` bounds what goes into it.

@@ -1,5 +1,6 @@
 """What a step did: the words and figures that everybody who speaks of a step uses."""
 
+import math
 from dataclasses import dataclass, field
 
 BYTES_PER_ENTRY = 8  # an int32 index and a float32 value
@@ -60,3 +61,14 @@ class Report:
         self.target_k = (self.target_k or 0) + target_k
         self.selected_local = (self.selected_local or 0) + selected_local
         self.selected_global = (self.selected_global or 0) + selection.count
+
+    def and_of(self, other):
+        """Both as one: of two parts of a model."""
+        both = Report("sparse" if "sparse" in (self.phase, other.phase) else "dense", self.skipped or other.skipped)
+        both.grad_norm = math.hypot(self.grad_norm, other.grad_norm)
+        for name in ("target_k", "selected_local", "selected_global", "bytes_sent", "bytes_received"):
+            known = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
+            setattr(both, name, sum(known) if known else None)
+        both.selections = {**self.selections, **other.selections}
+        both.seconds = {stage: self.seconds[stage] + other.seconds[stage] for stage in STAGES}
+        return both

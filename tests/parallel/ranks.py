@@ -1,8 +1,9 @@
-"""Starting a worker under the real mpiexec, with a time limit, and reading what it found."""
+"""Starting a worker under the real mpiexec or torchrun, with a time limit, and reading what it found."""
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).parent / "workers"
 RANKS = (1, 2, 3, 4, 5, 7, 8)
+TORCH_RANKS = (1, 2, 3, 5)
+SECONDS_TO_END = 15  # that a launcher has to end its ranks
 
 
 def launcher():
@@ -24,20 +27,48 @@ def launcher():
 
 
 def run_ranks(ranks, program, *arguments, seconds=240, **variables):
-    """Run a Python program on so many ranks; returns the finished process, whatever its status."""
+    """Run a Python program on so many ranks, by mpiexec; returns the finished process, whatever its status."""
+    variables = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "0", **variables}  # more ranks than cores: those that wait make room
+    return _run([launcher(), "-n", str(ranks), sys.executable], program, arguments, seconds, variables)
+
+
+def run_torch_ranks(ranks, program, *arguments, seconds=240, **variables):
+    """The same by torchrun, with Gloo and without MPI."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return _run(torchrun, program, arguments, seconds, variables)
+
+
+def _run(launch, program, arguments, seconds, variables):
+    """In a session of its own: when time is up, all that was started is ended, and not the launcher alone."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("LSTM", "tests", "tests/parallel")),
         "OMP_NUM_THREADS": "1",
-        "MPIR_CVAR_POLLS_BEFORE_YIELD": "0",  # more ranks than cores: those that wait make room
         **variables,
     }
-    command = [launcher(), "-n", str(ranks), sys.executable, str(program), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    command = [*launch, str(program), *map(str, arguments)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            _end(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def findings_of(ranks, worker, *arguments, seconds=240):
+def _end(process):
+    """Ranks have sessions of their own, which only the launcher knows: it is asked first."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.communicate(timeout=SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def findings_of(ranks, worker, *arguments, seconds=240, launch=run_ranks):
     """Run one of the workers; rank 0's last line of output is a JSON object."""
-    done = run_ranks(ranks, WORKERS / worker, *arguments, seconds=seconds)
+    done = launch(ranks, WORKERS / worker, *arguments, seconds=seconds)
     assert done.returncode == 0, f"{worker} on {ranks} ranks ended with {done.returncode}:\n{done.stderr[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])

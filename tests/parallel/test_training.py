@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import WORKERS, findings_of, launcher, run_ranks
+from ranks import WORKERS, findings_of, launcher, run_ranks, run_torch_ranks
 
 from corpora import PROJECT, SMALL, make_corpus, make_text
 
@@ -144,6 +144,31 @@ def test_accumulation_clipping_and_momentum_correction_work_together(corpus, tmp
     steps = records(tmp_path / "run", "iter")
     assert [step["phase"] for step in steps] == ["dense"] + ["sparse"] * 3
     assert steps[0]["grad_norm"] <= 50 * (1 + 1e-6)  # of the mean over two ranks, each clipped to 50 / sqrt(2)
+
+
+OF_BITS = ("loss", "lr", "grad_norm", *ONLY_SPARSE, "bytes_sent", "bytes_received", "phase", "skipped")
+
+
+def test_torchrun_trains_to_the_bits_of_mpi_and_needs_none(corpus, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise SystemExit('mpi4py was imported')\n")
+    more = ("--max-epochs", "2", "--compression", "--compressor", "oktopk", "--warmup-iters", "0")
+    by_mpi = train(2, corpus, tmp_path / "mpi", *more)
+    assert by_mpi.returncode == 0, by_mpi.stderr
+    arguments = arguments_for(corpus, tmp_path / "torch", *more)
+    done = run_torch_ranks(2, TRAINER, *arguments, seconds=SECONDS, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (
+        [{key: step[key] for key in OF_BITS} for step in records(tmp_path / name, "iter")] for name in ("torch", "mpi")
+    )
+    assert ours == theirs
+    assert [step["phase"] for step in ours] == ["sparse"] * 4
+    for kind, figures in (("epoch", ("loss",)), ("val", ("loss", "wer", "cer"))):
+        ended = (
+            [[each[key] for key in figures] for each in records(tmp_path / name, kind)] for name in ("torch", "mpi")
+        )
+        assert next(ended) == next(ended)
+    versions = json.loads((tmp_path / "torch" / "config.json").read_text())
+    assert "gloo" in json.dumps(versions)
 
 
 @pytest.mark.parametrize(("ranks", "nsteps_update"), [(2, 1), (3, 2)])

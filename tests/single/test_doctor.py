@@ -10,11 +10,12 @@ import doctor
 from corpora import PROJECT, run_program
 from doctor import FAULT, NOTE, OK
 from link_speed import LinkSpeed
-from oktopk.launchers import LAUNCHED_RANKS
-from parallel.ranks import run_ranks
+from oktopk.launchers import LAUNCHED_RANKS, MEETING_POINT, OWN_PLACE
+from parallel.ranks import run_ranks, run_torch_ranks
 from surroundings import MANIFESTS, requirements
 
-LAUNCHERS_OWN = [name for pair in LAUNCHED_RANKS.items() for name in pair]
+LAUNCHERS_OWN = [name for pair in LAUNCHED_RANKS.items() for name in pair] + [*MEETING_POINT, *OWN_PLACE]
+TOPICS = ["python", "packages", "mpi", "launcher", "transport", "ranks", "hosts", "devices", "data", "disk"]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,8 @@ def test_a_sound_machine_is_ready(corpus, tmp_path):
     assert done.stderr == ""
     assert done.stdout.endswith("\nready to train\n")
     found = rows(done.stdout)
-    assert list(found) == ["python", "packages", "mpi", "launcher", "ranks", "hosts", "devices", "data", "disk"]
+    assert list(found) == TOPICS
+    assert found["transport"][1].startswith("mpi: mpi4py ")
     assert sys.executable in found["python"][1]
     assert found["data"][0] == OK
     assert "12 + 4 utterances, all readable" in " ".join(done.stdout.split())
@@ -62,6 +64,57 @@ def test_two_ranks_give_one_table_with_the_links_between_them(corpus, tmp_path):
     assert "µs and" in found["links"][1]
     assert "(rank 1)" in " ".join(done.stdout.split())
     assert found["hosts"][1].split(";")[0].endswith("(2)")
+
+
+def test_torchruns_ranks_need_no_mpi(corpus, tmp_path, without_mpi):
+    program = PROJECT / "scripts" / "doctor.py"
+    done = run_torch_ranks(2, program, "--data-dir", corpus, "--run-dir", tmp_path, **without_mpi)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ready to train") == 1
+    found = rows(done.stdout)
+    assert list(found) == [*TOPICS, "links"]
+    assert found["mpi"][0] == NOTE
+    assert found["mpi"][1].startswith("no MPI; torchrun works")
+    assert found["launcher"] == (OK, found["launcher"][1])
+    assert found["transport"] == (OK, "torch: torch.distributed over gloo")
+    assert found["ranks"][1].startswith("2, as WORLD_SIZE says")
+    assert found["hosts"][1].split(";")[0].endswith("(2)")
+    assert "µs and" in found["links"][1]
+
+
+def test_torch_between_ranks_of_another_launcher(corpus, tmp_path, without_mpi):
+    program, port = PROJECT / "scripts" / "doctor.py", 20_000 + os.getpid() % 10_000
+    options = ("--data-dir", corpus, "--run-dir", tmp_path, "--transport", "torch")
+    done = run_ranks(2, program, *options, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **without_mpi)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows(done.stdout)["ranks"][1].startswith("2, as PMI_SIZE says")
+    lost = run_ranks(2, program, *options)
+    assert lost.returncode == 1
+    assert "set MASTER_ADDR" in " ".join(lost.stdout.split())
+
+
+def test_no_mpi_is_a_fault_where_its_launcher_started_ranks_and_else_a_note(corpus, tmp_path, without_mpi):
+    alone = diagnose(corpus, tmp_path, **without_mpi)
+    assert alone.returncode == 0, alone.stdout
+    assert rows(alone.stdout)["mpi"][0] == NOTE
+    assert rows(alone.stdout)["transport"] == (OK, "alone: one rank has nobody to reach")
+    assert "torch.distributed.run" in rows(alone.stdout)["ranks"][1]
+    ranks = run_ranks(2, PROJECT / "scripts" / "doctor.py", "--data-dir", corpus, "--run-dir", tmp_path, **without_mpi)
+    assert ranks.returncode == 1
+    found = rows(ranks.stdout)
+    assert {topic for topic in found if found[topic][0] == FAULT} == {"mpi", "transport", "ranks"}
+
+
+def test_ranks_without_torch_still_compare_what_they_see(corpus, tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so: cannot open shared object file')\n")
+    options = ("--data-dir", corpus, "--run-dir", tmp_path)
+    done = run_ranks(2, PROJECT / "scripts" / "doctor.py", *options, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout.count(" to mend before a run can start") == 1
+    found = rows(done.stdout)
+    assert found["ranks"] == (OK, "2, as PMI_SIZE says")
+    assert found["hosts"][1].split(";")[0].endswith("(2)")
+    assert "torch does not load: libcudart" in found["packages"][1]
 
 
 def test_all_ranks_end_with_the_status_of_the_table(tmp_path):
@@ -134,6 +187,7 @@ def facts(**changes):
         "python": "3.12.1",
         "packages": dict(requirements()),
         "torch_fault": None,
+        "backends": ["gloo"],
         "first_device": None,
         "cores": [0, 1],
         "data": list(MANIFESTS),
@@ -165,6 +219,13 @@ def versions(**changes):
             FAULT,
             "numba is missing on some",
         ),
+        (
+            lambda ranks: doctor.check_packages(ranks, spared=("mpi4py",)),
+            [facts(packages=versions(mpi4py=None))],
+            OK,
+            "all 9 of requirements.txt but mpi4py",
+        ),
+        (doctor.check_packages, [facts(packages=versions(mpi4py=None))], FAULT, "mpi4py is missing"),
         (doctor.check_packages, [facts(), facts(packages=versions(torch="2.9"))], FAULT, "torch differs"),
         (doctor.check_hosts, [facts(), facts()], OK, "node1 (2)"),
         (doctor.check_hosts, [facts()] * 3, NOTE, "3 ranks share 2 cores of node1"),
@@ -218,6 +279,7 @@ def test_no_launcher_is_a_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert doctor.check_launcher(None).state == FAULT
+    assert doctor.check_launcher(None, spared=True).state == NOTE
 
 
 def test_an_mpi_for_the_main_thread_alone_is_a_fault():
@@ -234,3 +296,5 @@ def test_a_slow_link_is_noted():
     assert finding.state == NOTE
     assert "0.1 GB/s" in finding.text
     assert "rank 3" in finding.text
+    assert "MPI may be on TCP" in finding.remedy
+    assert "GLOO_SOCKET_IFNAME" in doctor.check_links(speed, "torch").remedy

@@ -18,14 +18,16 @@ FLOORS = [
     "entries",
     "kernels wire communicator report buffers",
     "operations",
-    "exchange agreement transports.alone transports.mpi",
+    "exchange agreement transports.alone transports.mpi transports.torch",
     "choosers transports",
     "algorithms",
     "algorithms.topka algorithms.topksa algorithms.gtopk algorithms.oktopk",
     "registry",
     "reducer",
     "averager",
-    "optimizer",
+    "optimizer pieces testing.gradients testing.laws testing.meeting",
+    "hooks testing.bench",
+    "testing",
     "",  # oktopk itself, which offers all of it
 ]
 LATER_THAN_3_11 = {"annotationlib", "compression", "profiling"}  # of the standard library, up to 3.15

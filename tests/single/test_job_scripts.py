@@ -3,6 +3,7 @@ they do launch it."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,88 @@ def test_the_launch_without_a_scheduler(machine):
     assert machine.launch_line("lstm_topkA.sh") == "mpiexec -n 2 " + training(2, 2, compressor="topkA")
 
 
+def by_torch(nworkers, nwpernode):
+    return training(nworkers, nwpernode) + " --transport torch"
+
+
+def test_torch_on_polaris_meets_on_the_first_host_at_a_port_of_the_job(machine):
+    place = "env MASTER_ADDR=x3005c0s0b0n0 MASTER_PORT=21234"
+    assert machine.launch_line("lstm_oktopk.sh", transport="torch", **machine.pbs(2)) == (
+        f"mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth {place} RANK_DEVICE " + by_torch(8, 4)
+    )
+
+
+def test_torch_under_slurm_asks_scontrol_for_the_first_host(machine):
+    machine.add("srun")
+    machine.add("scontrol", '[[ "$*" == "show hostnames nid[7-9]" ]] && printf "nid7\\nnid8\\nnid9\\n"')
+    slurm = {"transport": "torch", "SLURM_JOB_NODELIST": "nid[7-9]", "SLURMD_NODENAME": "batch", **machine.slurm(3, 2)}
+    line = machine.launch_line("lstm_oktopk.sh", **slurm)
+    start = "srun --ntasks=6 --ntasks-per-node=2 --cpus-per-task=1"
+    assert line == f"{start} env MASTER_ADDR=nid7 MASTER_PORT=20077 RANK_DEVICE " + by_torch(6, 2)
+    for broken in ("exit 1", "exit 0"):
+        machine.add("scontrol", broken)
+        assert " MASTER_ADDR=batch " in machine.launch_line("lstm_oktopk.sh", **slurm)
+    (machine.bin / "scontrol").unlink()
+    assert " MASTER_ADDR=batch " in machine.launch_line("lstm_oktopk.sh", **slurm)
+
+
+def test_torch_without_a_scheduler_meets_on_this_machine(machine):
+    line = machine.launch_line("lstm_oktopk.sh", transport="torch")
+    place = re.fullmatch(r"mpiexec -n 2 env MASTER_ADDR=127\.0\.0\.1 MASTER_PORT=(2\d{4}) (.*)", line)
+    assert place, line
+    assert place[2] == by_torch(2, 2)
+
+
+def test_torch_without_an_mpi_is_started_by_torchrun(machine):
+    (machine.bin / "mpiexec").unlink()
+    machine.add("python", '[[ "$*" == *mpi4py* ]] && exit 1; exec true')
+    torchrun = "PYTHON -m torch.distributed.run --standalone --nproc-per-node 2 --no-python "
+    assert machine.launch_line("lstm_oktopk.sh", transport="torch") == torchrun + by_torch(2, 2)
+    machine.has_gpus(2)
+    assert machine.launch_line("lstm_oktopk.sh", transport="torch") == torchrun + "RANK_DEVICE " + by_torch(2, 2)
+
+
+def test_torchrun_does_not_stand_in_for_the_launcher_of_many_nodes(machine):
+    (machine.bin / "mpiexec").unlink()
+    done = machine.run("lstm_oktopk.sh", transport="torch", **machine.pbs(2))
+    assert done.returncode == 2
+    assert "there is no mpiexec nor mpirun on the PATH" in done.stderr
+
+
+def test_a_users_own_meeting_point_wins(machine):
+    own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 2999}
+    line = machine.launch_line("lstm_oktopk.sh", transport="torch", **own, **machine.pbs(1))
+    assert " env MASTER_ADDR=10.0.0.1 MASTER_PORT=2999 RANK_DEVICE " in line
+    assert "MASTER" not in machine.launch_line("lstm_oktopk.sh", **own, **machine.pbs(1))
+
+
+def test_the_launcher_sees_the_meeting_point_too(machine, tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", train=1, val=1)
+    machine.add("mpiexec", "echo $MASTER_ADDR $MASTER_PORT")
+    done = machine.run("lstm_oktopk.sh", transport="torch", data_dir=corpus, **machine.pbs(1))
+    assert done.stdout.strip() == "x3005c0s0b0n0 21234", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "port"),
+    [("7.server", 20007), ("0089.server", 20089), ("123456.server", 23456), ("1234[5].server", 22345), ("7", 20007)],
+)
+def test_jobs_on_one_host_meet_at_ports_of_their_own(machine, job, port):
+    pbs = machine.pbs(1) | {"PBS_JOBID": job}
+    assert f" MASTER_PORT={port} " in machine.launch_line("lstm_oktopk.sh", transport="torch", **pbs)
+
+
+def test_mpi_may_be_asked_for_by_name(machine):
+    line = machine.launch_line("lstm_oktopk.sh", transport="mpi")
+    assert line == "mpiexec -n 2 " + training(2, 2) + " --transport mpi"
+    assert machine.launch_line("lstm_oktopk.sh", transport="auto") == "mpiexec -n 2 " + training(2, 2)
+
+
+def test_programs_of_ones_own_are_not_given_our_option(machine):
+    assert machine.launch_line("lstm_oktopk.sh", program=DOCTOR, transport="torch").endswith(" --transport torch")
+    assert "--transport" not in machine.launch_line("lstm_oktopk.sh", program="my.py", transport="torch")
+
+
 def test_dense_is_not_compressed(machine):
     line = machine.launch_line("lstm_dense.sh")
     assert line == "mpiexec -n 2 " + training(2, 2, compression="False", compressor="none")
@@ -237,6 +320,8 @@ REFUSALS = {
     "too many workers": ({"nworkers": 8, "nwpernode": 2}, "nworkers=8, but there is room for 2"),
     "no number": ({"nworkers": "two"}, "nworkers=two: expected a whole number"),
     "no such config": ({"config": "typo"}, "config=typo: there is no"),
+    "no such transport": ({"transport": "nccl"}, "transport=nccl: expected auto, mpi or torch"),
+    "no such port": ({"transport": "torch", "MASTER_PORT": "http"}, "MASTER_PORT=http: expected a whole number"),
     "no such launcher": ({"launcher": "pdsh"}, "launcher=pdsh: there is no such command"),
     "no number of tasks": ({"SLURM_JOB_ID": 1, "SLURM_NTASKS": "2(x3)"}, "SLURM_NTASKS=2(x3): expected a whole"),
     "no folder of the job": (
@@ -317,12 +402,19 @@ def test_ranks_that_share_gpus_are_warned_of(machine):
     assert "share" not in machine.run("lstm_oktopk.sh", DRY_RUN=1).stderr
 
 
-@pytest.mark.parametrize("variable", ["PMI_LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+@pytest.mark.parametrize("variable", ["PMI_LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"])
 def test_each_rank_gets_a_gpu_in_reverse_of_its_local_rank(machine, variable):
     machine.has_gpus(4)
     show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     given = [machine.run(RANK_DEVICE, *show, **{variable: rank}).stdout.strip() for rank in range(5)]
     assert given == ["3", "2", "1", "0", "3"]
+
+
+def test_torchruns_ranks_under_one_task_of_slurm_get_a_gpu_each(machine):
+    machine.has_gpus(4)
+    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    given = [machine.run(RANK_DEVICE, *show, LOCAL_RANK=rank, SLURM_LOCALID=0).stdout.strip() for rank in range(2)]
+    assert given == ["3", "2"]
 
 
 @pytest.mark.parametrize(("allowed", "given"), [("2,6", ["6", "2"]), ("5", ["5", "5"]), ("", ["", ""])])
@@ -347,6 +439,23 @@ def test_a_script_trains_on_this_machine(machine, tmp_path):
     assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
     options = json.loads((run / "config.json").read_text())["options"]
     assert (options["nworkers"], options["compressor"], options["lr"]) == (2, "topkDSA", 0.01)
+
+
+@pytest.mark.parametrize("has_mpi", [True, False])
+def test_a_script_trains_by_torch_with_an_mpi_launcher_and_without(machine, tmp_path, without_mpi, has_mpi):
+    corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
+    small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
+    (machine.bin / "mpiexec").unlink()  # the stand-in
+    path = str(machine.bin)
+    if has_mpi:
+        path += f"{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"transport": "torch", "data_dir": corpus, "OMP_NUM_THREADS": 1, **without_mpi, **small}
+    done = machine.run("lstm_oktopk.sh", "--run-dir", run, "--device", "cpu", path=path, **variables)
+    assert done.returncode == 0, done.stderr
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
+    config = json.loads((run / "config.json").read_text())
+    assert (config["ranks"], config["options"]["transport"]) == (2, "torch")
 
 
 def test_the_doctor_can_be_started_as_a_run_would_be(machine, tmp_path):

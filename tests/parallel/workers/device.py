@@ -15,11 +15,11 @@ import threading
 import time
 
 import torch
-from gradients import gradient
 from mpi4py import MPI
 
 import pretend_device
 from oktopk import DistributedOptimizer, GradientAverager, Settings, compressors
+from oktopk.testing.gradients import gradient
 from oktopk.transports.alone import Alone
 
 COMM = MPI.COMM_WORLD

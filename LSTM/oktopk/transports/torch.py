@@ -1,0 +1,203 @@
+"""torch.distributed: Gloo between CPUs, NCCL between devices, by the same calls; no MPI needed.
+
+Under torchrun, in a program that has initialised a process group itself, and under any other launcher that tells ranks
+apart once MASTER_ADDR and MASTER_PORT say where rank 0 is.
+"""
+
+import atexit
+import os
+import sys
+import weakref
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+
+from ..communicator import Communicator, LostRanks
+from ..launchers import launched, rendezvous_is_known
+
+FAILURE = "oktopk/failure"  # the store's key under which a rank that fails says why
+SECONDS_TO_BE_HEARD = 0.5
+_THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memory, whatever devices they say they take
+
+
+class ProcessGroupCommunicator(Communicator):
+    """Over a group of its own with the ranks of `group`. All that is not summed travels as bytes, in uneven parts."""
+
+    def __init__(self, group):
+        backends = dist.get_backend_config(group)
+        self._members = dist.get_process_group_ranks(group)
+        self._group = _own_group(tuple(self._members), backends)
+        _open.add(self)
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        by_device = dict(each.split(":") for each in backends.split(","))
+        self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
+        if by_device.get("cpu", "nccl") == "nccl":
+            self._direct.remove("cpu")
+
+    def home(self, device):
+        if device.type in self._direct:
+            return device
+        return torch.device("cpu" if "cpu" in self._direct else next(iter(self._direct)))
+
+    def versions(self):
+        return {"torch.distributed": dist.get_backend_config(self._group)}
+
+    def duplicate(self):
+        return ProcessGroupCommunicator(self._group)
+
+    def close(self):
+        _spare_groups().setdefault(tuple(self._members), []).append(self._group)
+        self._group = None
+
+    def tell_failure(self, cause):
+        _tell_failure(f"rank {dist.get_rank()}: {cause}")
+
+    def abort(self, status):
+        """The others' next operation meets a closed connection, and their launcher ends them."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def _allreduce(self, buffer, op):
+        if buffer.numel():
+            with _others():
+                dist.all_reduce(buffer, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, self._group)
+
+    def _bcast(self, buffer, root):
+        if buffer.numel():
+            with _others():
+                dist.broadcast(buffer, self._members[root], self._group)
+
+    def _allgatherv(self, buffer, counts):
+        return self._alltoallv(buffer.repeat(self.size), [buffer.numel()] * self.size, counts)
+
+    def _alltoallv(self, buffer, send_counts, receive_counts):
+        arriving, item = buffer.new_empty(sum(receive_counts)), buffer.element_size()
+        leave, arrive = ([item * count for count in counts] for counts in (send_counts, receive_counts))
+        incoming, outgoing = _bytes_of(arriving), _bytes_of(buffer)
+        with _others():
+            dist.all_to_all_single(incoming, outgoing, arrive, leave, self._group)
+        return arriving
+
+    def _send(self, buffer, destination):
+        outgoing = _bytes_of(buffer)
+        if buffer.numel():
+            with _others():
+                dist.send(outgoing, self._members[destination], self._group)
+
+    def _receive(self, buffer, source):
+        incoming = _bytes_of(buffer)
+        if buffer.numel():
+            with _others():
+                dist.recv(incoming, self._members[source], self._group)
+
+
+# Torch names a group by its ranks, and a new one by the name of one that was destroyed meets what that left in the
+# store: so a group that nobody needs any more waits for the next who needs one of these ranks. All ranks do it alike.
+_spare, _spare_in = {}, None
+_open = weakref.WeakSet()  # communicators
+_made_the_world = []
+
+
+def _spare_groups():
+    global _spare, _spare_in
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is not _spare_in:  # the program has taken down all groups itself
+        _spare, _spare_in = {}, world
+    return _spare
+
+
+def _own_group(members, backends):
+    spare = _spare_groups().get(members)
+    return spare.pop() if spare else dist.new_group(members, backend=backends, use_local_synchronization=True)
+
+
+@atexit.register
+def _take_down():
+    """Groups that live on while the interpreter takes itself apart abort it now and then ("terminate called")."""
+    _spare_groups().clear()
+    for communicator in _open:
+        communicator._group = None
+    if _made_the_world and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_there():
+    """Whether ranks were started for it: there is a process group, or torchrun has said where they meet."""
+    return dist.is_available() and (dist.is_initialized() or rendezvous_is_known())
+
+
+def connect(group=None):
+    """A communicator over all ranks, or over those of a process group."""
+    if not dist.is_available():
+        raise RuntimeError("this torch was built without torch.distributed; use another transport")
+    if not dist.is_initialized():
+        _initialise()
+        _made_the_world.append(True)
+    if group is None:
+        group = dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not one of the process group's: only those make a reducer over it")
+    _tell_what_ends_this_rank()
+    return ProcessGroupCommunicator(group)
+
+
+def _initialise():
+    rank, size = launched()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    if size == 1 and not rendezvous_is_known():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    if not rendezvous_is_known(of_all_ranks=False):
+        raise RuntimeError(
+            f"the launcher started {size} ranks, but torch.distributed is not told where they meet: set MASTER_ADDR to "
+            "the host of rank 0 and MASTER_PORT to a free port of it, or start them by torchrun"
+        )
+    dist.init_process_group(backend, rank=rank, world_size=size)
+
+
+_watched = []
+
+
+def _tell_what_ends_this_rank():
+    """An uncaught error ends the others too, once this process is gone: they can say why."""
+
+    def tell():
+        error = getattr(sys, "last_value", None)
+        if error is not None and not isinstance(error, LostRanks) and not hasattr(sys, "ps1"):
+            _tell_failure(f"rank {os.environ.get('RANK', '?')}: {type(error).__name__}: {error}")
+
+    if not _watched:
+        _watched.append(atexit.register(tell))
+
+
+def _tell_failure(cause):
+    with suppress(RuntimeError, AttributeError, ValueError):  # the store goes down with the rank that holds it
+        _store().compare_set(FAILURE, "", cause)
+
+
+def _failure():
+    try:
+        return _store().get(FAILURE).decode() if _store().check([FAILURE]) else ""
+    except (RuntimeError, AttributeError, ValueError):
+        return ""
+
+
+def _store():
+    return dist.distributed_c10d._get_default_store()
+
+
+@contextmanager
+def _others():
+    """What torch raises when other ranks are gone says nothing of why."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = _failure()
+        raise LostRanks(said or f"another rank is gone, or does not answer ({str(error).splitlines()[0]})") from error
+
+
+def _bytes_of(tensor):
+    """A single element may have any stride, but torch sees bytes only where it is 1."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

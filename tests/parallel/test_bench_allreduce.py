@@ -1,0 +1,41 @@
+"""scripts/bench_allreduce.py over two ranks: what it compares, and with what."""
+
+import json
+
+import pytest
+from ranks import ROOT, run_ranks, run_torch_ranks
+
+BENCH = ROOT / "scripts" / "bench_allreduce.py"
+TINY = ("--elements", 3000, "--iters", 2, "--warmup", 1)
+
+
+@pytest.mark.parametrize(
+    ("launch", "name", "library"), [(run_ranks, "mpi", "mpi4py"), (run_torch_ranks, "torch", "torch.distributed")]
+)
+def test_the_yardstick_is_the_allreduce_of_the_transport(launch, name, library, tmp_path):
+    done = launch(2, BENCH, *TINY, "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stderr
+    title, heads, units, *rows = done.stdout.splitlines()
+    assert title.startswith("2 ranks, 3000 elements")
+    assert library in title
+    assert heads.split()[:4] == ["median", "min", "max", "ratio"]
+    assert f"  to {name} " in units
+    assert [row.split()[0] for row in rows] == [name, "dense", "oktopk"]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["ranks"], figures["transport"]) == (2, name)
+    yardstick, dense, oktopk = figures["rows"]
+    assert yardstick["ratio"] == 1
+    assert dense["bytes_sent"] > 4 * 3000  # with the word that says whether gradients are finite
+    assert oktopk["selected_local_per_k"] == [1, 1]
+
+
+def test_torchrun_needs_no_mpi(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise SystemExit('mpi4py was imported')\n")
+    done = run_torch_ranks(2, BENCH, *TINY, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_transport_that_there_is_none_of_is_one_sentence():
+    done = run_ranks(1, BENCH, *TINY, "--transport", "pigeons")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: argument --transport: expected one of auto, alone, mpi, torch")

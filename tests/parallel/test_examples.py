@@ -1,0 +1,28 @@
+"""The examples of docs/examples run as their texts say, and sparse training sends less than dense."""
+
+import re
+
+import pytest
+from ranks import ROOT, run_ranks, run_torch_ranks
+
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+LINE = re.compile(r"^(\w+) ([\d.]+)%: loss ([\d.]+), .*?([\d.]+) kB a step$")
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "amount"),
+    [("gpt_ddp.py", run_torch_ranks, 20), ("digits_loop.py", run_torch_ranks, 1), ("digits_loop.py", run_ranks, 1)],
+)
+def test_an_example_trains_densely_and_sparsely(name, launch, amount):
+    done = launch(2, ROOT / "docs" / "examples" / name, amount)
+    assert done.returncode == 0, done.stderr[-4000:]
+    runs = [LINE.match(line).groups() for line in done.stdout.splitlines()]
+    assert [run[:2] for run in runs] == [("dense", "100.0"), ("oktopk", "2.0"), ("oktopk", "0.5")]
+    sent = [float(run[3]) for run in runs]
+    assert sent[0] > 2 * sent[1] > 2 * sent[2] > 0
+
+
+def test_examples_are_short():
+    assert {path.name for path in EXAMPLES} == {"digits_loop.py", "gpt_ddp.py"}
+    for path in EXAMPLES:
+        assert len(path.read_text().splitlines()) <= 60
