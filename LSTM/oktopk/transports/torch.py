@@ -25,12 +25,11 @@ class ProcessGroupCommunicator(Communicator):
     """Over a group of its own with the ranks of `group`. All that is not summed travels as bytes, in uneven parts."""
 
     def __init__(self, group):
-        backends = dist.get_backend_config(group)
+        by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
         self._members = dist.get_process_group_ranks(group)
-        self._group = _own_group(tuple(self._members), backends)
+        self._group = _own_group(tuple(self._members), by_device)
         _open.add(self)
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
-        by_device = dict(each.split(":") for each in backends.split(","))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
             self._direct.remove("cpu")
@@ -97,7 +96,7 @@ class ProcessGroupCommunicator(Communicator):
 # store: so a group that nobody needs any more waits for the next who needs one of these ranks. All ranks do it alike.
 _spare, _spare_in = {}, None
 _open = weakref.WeakSet()  # communicators
-_made_the_world = []
+_made, _made_the_world = [], []
 
 
 def _spare_groups():
@@ -105,22 +104,36 @@ def _spare_groups():
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is not _spare_in:  # the program has taken down all groups itself
         _spare, _spare_in = {}, world
+        _made.clear()
     return _spare
 
 
-def _own_group(members, backends):
+def _own_group(members, by_device):
     spare = _spare_groups().get(members)
-    return spare.pop() if spare else dist.new_group(members, backend=backends, use_local_synchronization=True)
+    if spare:
+        return spare.pop()
+    backends = set(by_device.values())
+    backend = backends.pop() if len(backends) == 1 else ",".join(map(":".join, by_device.items()))
+    group = dist.new_group(members, backend=backend, use_local_synchronization=True)
+    _made.append(group)
+    return group
 
 
 @atexit.register
 def _take_down():
     """Groups that live on while the interpreter takes itself apart abort it now and then ("terminate called")."""
-    _spare_groups().clear()
+    ours = [] if dist.group.WORLD is not _spare_in else _made[:]
+    _spare.clear()
+    _made.clear()
     for communicator in _open:
         communicator._group = None
-    if _made_the_world and dist.is_initialized():
+    if not dist.is_initialized():
+        return
+    if _made_the_world:
         dist.destroy_process_group()
+    else:
+        while ours:
+            dist.destroy_process_group(ours.pop())
 
 
 def is_there():
