@@ -62,7 +62,7 @@ def run(ranks, arguments):
 def check(options, ranks):
     if options.nworkers not in (None, ranks.size):
         raise UserError(
-            f"--nworkers {options.nworkers}, but MPI has {reports.so_many_ranks(ranks.size)}: start "
+            f"--nworkers {options.nworkers}, but this run has {reports.so_many_ranks(ranks.size)}: start "
             f"{options.nworkers} with mpirun -np {options.nworkers}, or leave --nworkers out"
         )
     return options

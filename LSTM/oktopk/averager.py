@@ -17,9 +17,9 @@ import torch
 
 from .agreement import insist_on_the_same_settings, warn_of_other_parameters
 from .buffers import check_parameters, merge
-from .communicator import Communicator, LostRanks
+from .communicator import Communicator
 from .devices import Stopwatch, unsorted_scatters
-from .launchers import ranks_that_are_not_seen
+from .launchers import LostRanks, ranks_that_are_not_seen
 from .reducer import Reducer
 from .registry import Settings, compressors, find_compressor
 from .report import Report

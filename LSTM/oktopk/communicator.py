@@ -18,10 +18,6 @@ import torch
 from .devices import on_cpu, wait_for
 
 
-class LostRanks(RuntimeError):
-    """Another rank failed or is gone, so what this one waits for will not come."""
-
-
 @dataclass
 class Traffic:
     """What operations have cost this rank so far."""

@@ -1,4 +1,4 @@
-"""What a launcher says about the ranks that it started. Needs no package, for others ask before they load any."""
+"""What is known of the other ranks without a package: others ask before they load any."""
 
 import os
 
@@ -10,6 +10,14 @@ LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of the
 }
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")  # of torch.distributed's ranks
 OWN_PLACE = ("RANK", "WORLD_SIZE")  # torchrun's; without a meeting point, anybody's
+
+
+class LostRanks(RuntimeError):
+    """Another rank failed or is gone, so what this one waits for will not come. `told`: that one has said why."""
+
+    def __init__(self, message, told=False):
+        super().__init__(message)
+        self.told = told
 
 
 def launched():

@@ -18,6 +18,8 @@ import signal
 import sys
 import traceback
 
+from oktopk.launchers import LostRanks
+
 from .errors import SharedError, UserError
 from .versions import refuse_old_versions
 
@@ -80,10 +82,15 @@ def program(main):
             _refuse(error)
         except KeyboardInterrupt:
             _interrupt()
-        except Exception:
+        except LostRanks as error:
+            if not error.told:
+                _say(f"error: on rank {_ranks.rank}: {error}\n")
+            _ranks.abort(FAILURE_STATUS)
+            sys.exit(FAILURE_STATUS)
+        except Exception as error:
             if _are_several():
                 _say(f"rank {_ranks.rank}: {traceback.format_exc()}")
-                _ranks.abort(FAILURE_STATUS)
+                _ranks.abort(FAILURE_STATUS, f"{type(error).__name__}: {error}")
             raise
         finally:
             enlist(None)
@@ -97,7 +104,7 @@ def _refuse(error):
         if _ranks.is_first or not shared:
             _say(f"error: {error if shared else f'on rank {_ranks.rank}: {error}'}\n")
         if not shared:
-            _ranks.abort(USER_ERROR_STATUS)
+            _ranks.abort(USER_ERROR_STATUS, str(error))
         _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
     else:
         _say(f"error: {error}\n")
@@ -106,7 +113,7 @@ def _refuse(error):
 
 def _interrupt():
     if _are_several():  # all of them are, and their launcher says so
-        _ranks.abort(INTERRUPTED_STATUS)
+        _ranks.abort(INTERRUPTED_STATUS, "interrupted")
     _say("\ninterrupted\n")
     sys.exit(INTERRUPTED_STATUS)
 

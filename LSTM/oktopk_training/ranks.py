@@ -65,8 +65,10 @@ class Ranks:
         """Nobody goes on before all have come."""
         self._communicator.allreduce(torch.zeros(1))
 
-    def abort(self, status):
+    def abort(self, status, cause=None):
         """End the job on all ranks, whatever they are doing, once what this one has said was passed on."""
+        if cause is not None:
+            self._communicator.tell_failure(cause)
         self._communicator.abort(status)
 
     def together(self, action):

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from ranks import WORKERS, findings_of, run_ranks
+from ranks import WORKERS, findings_of, run_ranks, run_torch_ranks
 
 SECONDS_TO_END = 60  # a fault on one rank ends the job; without that the job would hang until the limit
 EXACT_SPARSE = ("topkA2", "gtopk", "oktopk")
@@ -74,6 +74,19 @@ def test_a_failure_on_one_rank_ends_the_job_on_all_and_says_why(fault):
     if fault != "killed":
         assert done.stderr.count("rank 1 failed, and ends the job on all ranks") == 1, done.stderr
         assert "rank 0 failed" not in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["thread", "main", "killed"])
+def test_the_same_over_torch_distributed(fault):
+    done = run_torch_ranks(3, WORKERS / "faults.py", fault, seconds=SECONDS_TO_END)
+    assert done.returncode != 0
+    assert "through" not in done.stdout
+    cause = {"thread": "no attribute 'choose'", "main": "rank one's own trouble", "killed": "another rank is gone"}[
+        fault
+    ]
+    assert cause in done.stderr
+    if fault != "killed":
+        assert "the reducer failed: rank 1: " in done.stderr, "the other ranks say whose fault it was"
 
 
 def test_ranks_with_different_parameters_do_not_begin():

@@ -62,7 +62,7 @@ def test_compiled_models_work_or_are_refused():
 
 
 def test_what_power_sgd_does_not_keep():
-    kept = {"finite gradients after an overflow", "state loads with weights_only"}
+    kept = {"finite gradients after an overflow", "state loads with weights_only", "resume to the bit"}
     assert found("beside_power_sgd") == {"ours": dict.fromkeys(kept, True), "power": dict.fromkeys(kept, False)}
 
 

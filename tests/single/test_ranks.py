@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from main_trainer import own_device
+from oktopk.launchers import LostRanks
 from oktopk_training import job
 from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
@@ -153,7 +154,11 @@ def test_a_rank_without_the_first_ones_kind_of_device_is_named(monkeypatch):
 def ended():
     """What is done to the job of a rank 1 of 2 while a program runs."""
     done = []
-    ranks = SimpleNamespace(rank=1, size=2, is_first=False, abort=done.append, barrier=lambda: done.append("barrier"))
+
+    def abort(status, cause=None):
+        done.append((status, cause))
+
+    ranks = SimpleNamespace(rank=1, size=2, is_first=False, abort=abort, barrier=lambda: done.append("barrier"))
 
     def run(error):
         @program
@@ -173,9 +178,9 @@ def ended():
 @pytest.mark.parametrize(
     ("error", "status", "done", "said"),
     [
-        (UserError("no data"), 2, [2, "barrier"], "error: on rank 1: no data\n"),
+        (UserError("no data"), 2, [(2, "no data"), "barrier"], "error: on rank 1: no data\n"),
         (SharedError("no data"), 2, ["barrier"], ""),
-        (KeyboardInterrupt(), 130, [130], "\ninterrupted\n"),
+        (KeyboardInterrupt(), 130, [(130, "interrupted")], "\ninterrupted\n"),
     ],
 )
 def test_what_ends_one_rank_ends_all(error, status, done, said, ended, capsys):
@@ -186,9 +191,15 @@ def test_what_ends_one_rank_ends_all(error, status, done, said, ended, capsys):
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize(("told", "said"), [(True, ""), (False, "error: on rank 1: another rank is gone\n")])
+def test_a_rank_that_lost_others_says_so_only_if_none_of_them_did(told, said, ended, capsys):
+    ended(LostRanks("another rank is gone", told))
+    assert capsys.readouterr().err == said
+
+
 def test_a_programs_own_error_keeps_its_traceback_and_ends_all(ended, capsys):
     error = RuntimeError("rank one's own trouble")
-    assert ended(error) == (error, [1])
+    assert ended(error) == (error, [(1, "RuntimeError: rank one's own trouble")])
     said = capsys.readouterr().err
     assert said.startswith("rank 1: Traceback")
     assert said.endswith("RuntimeError: rank one's own trouble\n")

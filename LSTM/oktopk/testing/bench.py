@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..averager import GradientAverager
-from ..communicator import LostRanks
+from ..launchers import LostRanks
 from ..registry import Settings
 from .gradients import MAKERS, gradient
 from .laws import EXACT, IN_EVERY_STEP, Step, difference, first_broken

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from ..communicator import Communicator, LostRanks
-from ..launchers import launched, rendezvous_is_known
+from ..communicator import Communicator
+from ..launchers import LostRanks, launched, rendezvous_is_known
 
 FAILURE = "oktopk/failure"  # the store's key under which a rank that fails says why
 SECONDS_TO_BE_HEARD = 0.5
@@ -208,7 +208,8 @@ def _others():
         yield
     except RuntimeError as error:
         said = _failure()
-        raise LostRanks(said or f"another rank is gone, or does not answer ({str(error).splitlines()[0]})") from error
+        unsaid = "another rank is gone, or does not answer"
+        raise LostRanks(said or unsaid, told=bool(said)) from (None if said else error)
 
 
 def _bytes_of(tensor):
