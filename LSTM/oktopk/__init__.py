@@ -31,3 +31,7 @@ def __getattr__(name):
     if name not in _HOMES:
         raise AttributeError(f"module 'oktopk' has no {name!r}; it offers {', '.join(__all__)}")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__():
+    return __all__

@@ -228,11 +228,28 @@ class GradientAverager:
         }
 
     def load_state_dict(self, state):
-        """Take over such a state; where gradients are merged or compressed otherwise now, all but the thresholds."""
+        """Take over such a state; where gradients are merged or compressed otherwise now, all but the thresholds.
+
+        Parameters that it does not know begin anew.
+        """
+        self._check_state(state["parameters"])
         for reducer in self._reducers:
             reducer.load_parameter_states(state["parameters"])
             reducer.load_compressor_state(state["compressors"].get(reducer.merged.name))
         self.skipped_steps, self._skips_in_a_row = state["skipped_steps"], state["skips_in_a_row"]
+
+    def _check_state(self, states):
+        unknown = [name for name in states if name not in self._views]
+        if unknown:
+            raise ValueError(
+                f"the state is of {len(unknown)} parameters that are not here, {unknown[0]!r} for one; here is "
+                f"{next(iter(self._views))!r} for one: give the same named_parameters as when it was saved"
+            )
+        for name, state in states.items():
+            for key in ("residual", "velocity"):
+                if key in state and state[key].shape != self._views[name].shape:
+                    shapes = f"{tuple(state[key].shape)}, and the parameter {tuple(self._views[name].shape)}"
+                    raise ValueError(f"the state's {key} of {name} has the shape {shapes}: it is another model's")
 
     def reset(self):
         """As if nothing had been averaged yet."""
@@ -243,10 +260,9 @@ class GradientAverager:
 
 def _split(named_parameters, settings):
     """Those that are compressed, and those that the settings exclude."""
-    patterns, smallest = (settings.exclude or "").split(","), settings.exclude_below or 0
-    sparse, dense = [], []
+    smallest, sparse, dense = settings.exclude_below or 0, [], []
     for name, parameter in named_parameters:
-        excluded = parameter.numel() < smallest or any(fnmatch(name, pattern.strip()) for pattern in patterns)
+        excluded = parameter.numel() < smallest or any(fnmatch(name, pattern) for pattern in settings.excluded)
         (dense if excluded else sparse).append((name, parameter))
     return sparse, dense
 

@@ -127,6 +127,7 @@ class SparseState:
         parameters = [parameter for each in reversed(buckets) for parameter in each.parameters]
         if self._names is None:
             self._names = {id(parameter): f"parameter.{i}" for i, parameter in enumerate(parameters)}
+        self.settings.check_names(list(self._names.values()))
         place = {name: i for i, name in enumerate(self._names.values())}
         named = sorted(((self._name_of(each), each) for each in parameters), key=lambda pair: place[pair[0]])
         communicator = connect("torch") if self._group is None else over(self._group)

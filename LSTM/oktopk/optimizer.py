@@ -295,6 +295,7 @@ def wrap(optimizer, named_parameters, make_averager, settings, momentum_correcti
     if momentum_correction:
         momentum, nesterov = _take_momentum(optimizer)
         settings = replace(settings, momentum=momentum, nesterov=nesterov)
+    settings.check_names([name for name, _ in named_parameters])
     averager = make_averager(named_parameters, settings)
     own_class = type(optimizer)
     wrapper = type(f"Distributed{own_class.__name__}", (mixin, own_class), {})
@@ -302,7 +303,9 @@ def wrap(optimizer, named_parameters, make_averager, settings, momentum_correcti
     # A scheduler that was made first has left its own `step` in the instance: ours must come before it.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     if before is not None:
-        averager.load_state_dict(state)
+        still_here = {name for name, parameter in named_parameters if parameter.requires_grad}
+        kept = {name: own for name, own in state["parameters"].items() if name in still_here}
+        averager.load_state_dict({**state, "parameters": kept})
         before.stop()
     wrapped._attach(optimizer, averager, named_parameters)
     return wrapped

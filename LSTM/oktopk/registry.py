@@ -6,6 +6,7 @@ a field of `Settings`.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 from .algorithms.gtopk import GTopk
 from .algorithms.oktopk import OkTopk
@@ -40,6 +41,17 @@ class Settings(Checked):
     nesterov: bool = option(False, FLAG)
     velocity_clip: float | None = option(None, POSITIVE)
     timed: bool = option(False, FLAG)  # on a device: wait for it after each stage, so that the stage's time is known
+
+    @property
+    def excluded(self):
+        """Patterns of names."""
+        return [pattern.strip() for pattern in (self.exclude or "").split(",") if pattern.strip()]
+
+    def check_names(self, names):
+        """A pattern that excludes nothing was meant otherwise."""
+        for pattern in self.excluded:
+            if not any(fnmatch(name, pattern) for name in names):
+                raise ValueError(f"exclude: no parameter has a name like {pattern!r}; {names[0]!r} is one of the names")
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,28 @@ def test_names_are_needed_to_exclude_by_name():
         SparseState(exclude="*.bias")
 
 
+def test_a_pattern_that_excludes_nothing_is_refused(group):
+    model = nn.Linear(50, 4)
+    ddp = under_ddp(model, SparseState(exclude="*.bais", named_parameters=model.named_parameters()))
+    with pytest.raises(ValueError, match=r"no parameter has a name like '\*.bais'; 'weight' is one"):
+        ddp(torch.ones(2, 50)).sum().backward()
+
+
+def test_a_state_under_other_names_or_of_other_shapes_is_refused(group):
+    def trained(model, **options):
+        state = SparseState(warmup_iters=0, **options)
+        ddp = under_ddp(model, state)
+        ddp(torch.ones(2, 50)).sum().backward()
+        return state
+
+    model = nn.Linear(50, 4)
+    saved = trained(model).state_dict()
+    with pytest.raises(ValueError, match="2 parameters that are not here"):
+        trained(model, named_parameters=model.named_parameters()).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"residual of parameter\.0 has the shape"):
+        trained(nn.Linear(50, 5)).load_state_dict(saved)
+
+
 def test_a_scaler_and_pieces_do_not_go_together():
     with pytest.raises(ValueError, match="leave one of them out"):
         SparseState(per_bucket=True, scaler=torch.amp.GradScaler("cpu"))
