@@ -232,11 +232,13 @@ class GradientAverager:
 
         Parameters that it does not know begin anew.
         """
+        if not isinstance(state, dict) or "parameters" not in state:
+            raise ValueError("this is no reducer's state: it has no 'parameters'; load what state_dict() gave")
         self._check_state(state["parameters"])
         for reducer in self._reducers:
             reducer.load_parameter_states(state["parameters"])
-            reducer.load_compressor_state(state["compressors"].get(reducer.merged.name))
-        self.skipped_steps, self._skips_in_a_row = state["skipped_steps"], state["skips_in_a_row"]
+            reducer.load_compressor_state(state.get("compressors", {}).get(reducer.merged.name))
+        self.skipped_steps, self._skips_in_a_row = state.get("skipped_steps", 0), state.get("skips_in_a_row", 0)
 
     def _check_state(self, states):
         unknown = [name for name in states if name not in self._views]

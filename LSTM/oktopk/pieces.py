@@ -6,7 +6,7 @@ from functools import reduce
 
 import torch
 
-from .averager import GradientAverager
+from .averager import GradientAverager, ReducerError
 from .report import Report
 
 
@@ -21,7 +21,7 @@ class PiecewiseAverager:
         self._averagers = {}  # names of a piece's parameters -> its averager
         self._states = {}  # of parameters that no averager has now
         self._reports = {}
-        self._jobs, self._worker = queue.Queue(), None
+        self._jobs, self._worker, self._closed = queue.Queue(), None, False
 
     def average(self, gradients, abstains=False):
         """Make the gradients of a piece, given by (name, parameter), the means over the ranks, in place."""
@@ -35,6 +35,8 @@ class PiecewiseAverager:
 
     def average_soon(self, gradients, abstains, buffer, future):
         """The same in a thread of its own, one piece after another; the future then has the buffer."""
+        if self._closed:
+            raise ReducerError("the state was closed: make a new one to go on")
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, daemon=True)
             self._worker.start()
@@ -82,6 +84,7 @@ class PiecewiseAverager:
         self._averagers, self._states = {}, dict(state["parameters"])
 
     def close(self):
-        if self._worker is not None:
+        if self._worker is not None and not self._closed:
             self._jobs.put(None)
             self._worker.join()
+        self._closed = True

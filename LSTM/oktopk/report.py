@@ -16,7 +16,7 @@ class Selection:
 
     @property
     def sparsity(self):
-        return 1 - self.count / self.elements
+        return 1 - self.count / max(1, self.elements)
 
     @property
     def compression_ratio(self):

@@ -46,7 +46,8 @@ class ProcessGroupCommunicator(Communicator):
         return ProcessGroupCommunicator(self._group)
 
     def close(self):
-        _spare_groups().setdefault(tuple(self._members), []).append(self._group)
+        if self._group is not None:
+            _spare_groups().setdefault(tuple(self._members), []).append(self._group)
         self._group = None
 
     def tell_failure(self, cause):
@@ -111,7 +112,7 @@ def _spare_groups():
 def _own_group(members, by_device):
     spare = _spare_groups().get(members)
     if spare:
-        return spare.pop()
+        return spare.pop(spare.index(min(spare, key=_made.index)))  # ranks may have given them back in another order
     backends = set(by_device.values())
     backend = backends.pop() if len(backends) == 1 else ",".join(map(":".join, by_device.items()))
     group = dist.new_group(members, backend=backend, use_local_synchronization=True)
