@@ -104,33 +104,36 @@ class GradientAverager:
         for merged in self._merged:
             merged.gradient.zero_()
 
-    def average(self, merging_seconds=0.0, scale=None, abstains=False):
+    def average(self, merging_seconds=0.0, scale=None, abstains=False, used=None):
         """Make every gradient the mean over the ranks; none at all if any rank's gradient is not finite.
 
         `scale` says how many times too long the gradients are that were handed in, for a loss that was scaled; means
         and residuals are of the true length. Overflows belong to such a scale's life: they are skipped for ever.
         A rank that `abstains` handed in zeros, and keeps its residual: it has nothing to train on any more.
+        `used` says of each name whether this rank's gradient has anything; what no rank has used keeps its residuals.
         """
         if self._closed:
             raise ReducerError("the reducer was stopped: make a new one to go on")
         try:
-            return self._average(merging_seconds, scale, abstains)
+            return self._average(merging_seconds, scale, abstains, used or {})
         except Exception as error:
             if not isinstance(error, LostRanks):
                 self.communicator.tell_failure(f"{type(error).__name__}: {error}")
             raise
 
     @torch.no_grad()
-    def _average(self, merging_seconds, scale, abstains):
+    def _average(self, merging_seconds, scale, abstains, used):
         if self._unchecked:  # before the first step, for a loop may share them after it has made its reducer
             warn_of_other_parameters(self.communicator, self._unchecked)
             self._unchecked = None
         report, before = Report(), self.communicator.total()
         report.seconds["merge"] += merging_seconds
         with unsorted_scatters():
-            if self._agree_that_gradients_are_finite(report, scale):
+            norm = self._measure(report, scale)
+            finite, unused = self._agree(norm * self.size() < FLOAT32_LIMIT, used)  # NaN is below nothing
+            if finite:
                 for reducer in self._reducers:
-                    reducer.reduce(report, abstains)
+                    reducer.reduce(report, abstains, unused)
             else:
                 self._skip(report, gives_up=scale is None)
         self._add_traffic(report, self.communicator.total().add(before, -1))
@@ -140,20 +143,28 @@ class GradientAverager:
     @torch.no_grad()
     def all_are_finite(self):
         """Whether every rank's gradients are, as they were handed in."""
-        return self._agree(all(math.isfinite(reducer.norm()) for reducer in self._reducers))
+        return self._agree(all(math.isfinite(reducer.norm()) for reducer in self._reducers))[0]
 
     def skip(self):
         """All ranks know already that a gradient was not finite: leave everything as it is."""
         self.last_step = Report()
         self._skip(self.last_step, gives_up=False)
 
-    def _agree(self, fine):
-        broken = torch.tensor([0 if fine else 1])
-        self.communicator.allreduce(broken, op="max")
-        return not broken.item()
+    def _agree(self, fine, used=None):
+        """Whether all ranks' gradients are fine, and the names that no rank has used."""
+        place, used = sum(reducer.reductions for reducer in self._reducers), used or {}
+        agreed = torch.tensor([not fine, place, -place, *used.values()], dtype=torch.int64)
+        self.communicator.allreduce(agreed, op="max")
+        broken, most, least, *flags = agreed.tolist()
+        if most != -least:
+            raise ValueError(
+                f"some rank's reducer has made {most} reductions and another's {-least}: load a state on all ranks, "
+                "each its own of the same step, or on none"
+            )
+        return not broken, {name for name, flag in zip(used, flags, strict=True) if not flag}
 
-    def _agree_that_gradients_are_finite(self, report, scale):
-        """Inspect and clip this rank's gradient; False if any rank's is not finite: then nobody's counts.
+    def _measure(self, report, scale):
+        """Unscale and clip this rank's gradient, and return how long it is.
 
         One that is so long that the sum over the ranks could leave float32 is as good as not finite.
         """
@@ -168,7 +179,7 @@ class GradientAverager:
                 merged.gradient.mul_(limit / norm)
             norm = limit
         report.seconds["merge"] += watch.lap()
-        return self._agree(norm * self.size() < FLOAT32_LIMIT)  # NaN is below nothing
+        return norm
 
     def _longest(self):
         """The norm to which this rank's gradient is clipped.

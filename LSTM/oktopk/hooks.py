@@ -20,6 +20,8 @@ from .pieces import PiecewiseAverager
 from .registry import Settings, find_compressor
 from .transports import connect, over
 
+HEAD = 64  # elements of a gradient that tell almost always whether it is all zeros
+
 
 class _Bucket(NamedTuple):
     """Its gradients lie in its buffer, and whoever has the future waits for their means there."""
@@ -103,7 +105,8 @@ class SparseState:
     def _reduce_alone(self, bucket):
         named = [(self._name_of(parameter), parameter) for parameter in bucket.parameters]
         gradients = list(zip(named, bucket.gradients, strict=True))
-        self._averager.average_soon(gradients, bucket.is_of_a_rank_without_data, bucket.buffer, bucket.future)
+        used = dict(zip((name for name, _ in named), _are_used(bucket.gradients), strict=True))
+        self._averager.average_soon(gradients, bucket.is_of_a_rank_without_data, used, bucket.buffer, bucket.future)
 
     def _reduce_together(self, buckets):
         start = time.perf_counter()
@@ -112,7 +115,9 @@ class SparseState:
             self._averager.hand_in(self._name_of(parameter), gradient)
         scale = 1 if self._scaler is None else self._scaler.get_scale()
         abstains = all(each.is_of_a_rank_without_data for each in buckets)
-        report = self._averager.average(time.perf_counter() - start, scale, abstains)
+        used = _are_used([gradient for _, gradient in pairs])
+        used = {self._name_of(parameter): flag for (parameter, _), flag in zip(pairs, used, strict=True)}
+        report = self._averager.average(time.perf_counter() - start, scale, abstains, used)
         for parameter, gradient in pairs:
             mean = self._averager.view(self._name_of(parameter))
             if report.skipped:
@@ -182,6 +187,13 @@ def _buffer_of(bucket):
     if bucket.buffer().is_sparse:
         raise TypeError("a gradient is a sparse tensor, and a dense one is needed: give its embedding sparse=False")
     return bucket.buffer()
+
+
+def _are_used(gradients):
+    """Whether each has anything but zeros: DDP drops the means of parameters that no rank has used."""
+    if on_cpu(gradients[0].device):
+        return [bool(each.flatten()[:HEAD].any() or each.any()) for each in gradients]
+    return torch.stack([each.any() for each in gradients]).tolist()
 
 
 def shard_sparsely(model, process_group, compression="oktopk", **options):

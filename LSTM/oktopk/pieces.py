@@ -23,32 +23,32 @@ class PiecewiseAverager:
         self._reports = {}
         self._jobs, self._worker, self._closed = queue.Queue(), None, False
 
-    def average(self, gradients, abstains=False):
+    def average(self, gradients, abstains=False, used=None):
         """Make the gradients of a piece, given by (name, parameter), the means over the ranks, in place."""
         averager = self._averager_of([named for named, _ in gradients])
         for (name, _), gradient in gradients:
             averager.hand_in(name, gradient)
-        report = averager.average(scale=1, abstains=abstains)
+        report = averager.average(scale=1, abstains=abstains, used=used)
         self._note(tuple(name for (name, _), _ in gradients), report)
         for (name, _), gradient in gradients:
             gradient.fill_(torch.inf) if report.skipped else gradient.copy_(averager.view(name))
 
-    def average_soon(self, gradients, abstains, buffer, future):
+    def average_soon(self, gradients, abstains, used, buffer, future):
         """The same in a thread of its own, one piece after another; the future then has the buffer."""
         if self._closed:
             raise ReducerError("the state was closed: make a new one to go on")
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, daemon=True)
             self._worker.start()
-        self._jobs.put((gradients, abstains, buffer, future))
+        self._jobs.put((gradients, abstains, used, buffer, future))
 
     def _work(self):
         failure = None
         while (job := self._jobs.get()) is not None:
-            gradients, abstains, buffer, future = job
+            gradients, abstains, used, buffer, future = job
             try:
                 if failure is None:
-                    self.average(gradients, abstains)
+                    self.average(gradients, abstains, used)
             except Exception as error:  # noqa: BLE001 - it is raised where the future is waited for
                 failure = error
             future.set_result(buffer) if failure is None else future.set_exception(failure)

@@ -1,5 +1,7 @@
 """One flat gradient: a dense warm-up, then a compressor with error feedback. Owns all state of both."""
 
+from contextlib import contextmanager
+
 from .buffers import zeros
 from .devices import Stopwatch
 from .entries import BeyondFloat32, no_entries
@@ -37,17 +39,18 @@ class Reducer:
     def norm(self):
         return self._ops.norm(self.merged.gradient)
 
-    def reduce(self, report, abstains=False):
+    def reduce(self, report, abstains=False, unused=()):
         """The gradient becomes the mean over the ranks, in place; the report learns how.
 
-        A rank that `abstains` has zeros for a gradient, and adds nothing else.
+        A rank that `abstains` has zeros for a gradient, and adds nothing else; so do all ranks for `unused` parameters.
         """
         watch = Stopwatch(self.merged.gradient.device, self.settings.timed)
         if self.settings.momentum and not abstains:
             self._gather_momentum()
             report.seconds["merge"] += watch.lap()
         if self.is_sparse_now:
-            self._reduce_sparsely(report, watch, abstains)
+            with self._set_aside(unused):
+                self._reduce_sparsely(report, watch, abstains)
         else:
             before = self.communicator.total().seconds
             self.communicator.allreduce(self.merged.gradient, op="mean")
@@ -65,8 +68,19 @@ class Reducer:
         else:
             gradient.copy_(self.velocity)
 
-    def _reduce_sparsely(self, report, watch, abstains):
+    @contextmanager
+    def _set_aside(self, names):
+        """Residuals of these parameters are not to be sent: whoever gets the means would drop them."""
         self._make_compressor()
+        parts = self.merged.parts(self.residual) if names else {}
+        aside = {name: part.clone() for name, part in parts.items() if name in names}
+        for name in aside:
+            parts[name].zero_()
+        yield
+        for name, residual in aside.items():
+            parts[name].copy_(residual)
+
+    def _reduce_sparsely(self, report, watch, abstains):
         before, gradient = self.communicator.total().seconds, self.merged.gradient
         chosen = no_entries(gradient.device) if abstains else self._chooser.choose(self.residual, gradient)
         reduction = self._algorithm.reduce(self._algorithm.wire.rounded(chosen))

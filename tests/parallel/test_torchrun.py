@@ -10,7 +10,7 @@ FLOAT32 = 1e-6
 ENDED = 30  # seconds from a failure to the end of all ranks, the start of torch on a busy machine included
 CASES = (
     *("dense_equivalence", "as_optimizer", "conservation", "join", "resume", "scaler", "mixed_dtypes", "exclusion"),
-    *("compiled", "beside_power_sgd"),
+    *("layer_drop", "compiled", "beside_power_sgd", "state_on_some_ranks"),
 )
 
 
@@ -37,6 +37,14 @@ def test_a_rank_that_has_joined_keeps_its_residual():
     assert found("join")["lost"] < FLOAT32
     assert found("join")["kept"]
     assert found("join")["agree"]
+
+
+def test_parameters_that_no_rank_uses_keep_their_residuals():
+    assert found("layer_drop") == {"kept": True, "sent": True}
+
+
+def test_a_state_that_some_ranks_lack_is_refused_on_all():
+    assert "some rank's reducer has made 5 reductions and another's 0" in found("state_on_some_ranks")
 
 
 def test_a_saved_state_goes_on_as_if_nothing_had_happened():

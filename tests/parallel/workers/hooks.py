@@ -178,6 +178,47 @@ def join():
     }
 
 
+class LayerDrop(nn.Module):
+    """Its middle layer is left out when `drops`."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = (
+            nn.Linear(INPUTS, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, CLASSES),
+        )
+        self.drops = False
+
+    def forward(self, inputs):
+        hidden = self.first(inputs).relu()
+        return self.last(hidden if self.drops else self.middle(hidden))
+
+
+def layer_drop():
+    """DDP drops the means of a parameter that no rank used: its residual must not have been sent."""
+    training = Training(model=LayerDrop(), layout="unused", density=0.3, warmup_iters=0)
+    residuals = []
+    for step in range(5):
+        training.model.drops = step in (2, 3) or (step == 4 and dist.get_rank() > 0)
+        training.step(step)
+        residuals.append(training.state.state_dict()["parameters"]["parameter.2"]["residual"].norm().item())
+    return {"kept": residuals[1] == residuals[2] == residuals[3], "sent": residuals[4] != residuals[3]}
+
+
+def state_on_some_ranks():
+    """Ranks that have come to different places do not wait for each other: what each of them raises."""
+    saved = Training(density=0.02, warmup_iters=3).run(5).state.state_dict()
+    training = Training(density=0.02, warmup_iters=3)
+    if dist.get_rank() != 2:
+        training.state.load_state_dict(saved)
+    try:
+        training.step(5)
+    except ValueError as error:
+        return str(error)
+
+
 def resume():
     """Saved and loaded by the one documented call each: the same as a run that went on."""
     whole = Training(density=0.02, warmup_iters=2).run(8).parameters
@@ -336,8 +377,8 @@ def beside_power_sgd():
 CASES = {
     case.__name__: case
     for case in (
-        *(dense_equivalence, as_optimizer, conservation, join, resume, scaler, mixed_dtypes, exclusion, compiled),
-        beside_power_sgd,
+        *(dense_equivalence, as_optimizer, conservation, join, layer_drop, resume, scaler, mixed_dtypes, exclusion),
+        *(compiled, beside_power_sgd, state_on_some_ranks),
     )
 }
 
