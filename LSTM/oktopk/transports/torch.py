@@ -17,7 +17,6 @@ from ..communicator import Communicator
 from ..launchers import LostRanks, launched, rendezvous_is_known
 
 FAILURE = "oktopk/failure"  # the store's key under which a rank that fails says why
-SECONDS_TO_BE_HEARD = 0.5
 _THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memory, whatever devices they say they take
 
 
@@ -123,6 +122,8 @@ def _own_group(members, by_device):
 @atexit.register
 def _take_down():
     """Groups that live on while the interpreter takes itself apart abort it now and then ("terminate called")."""
+    if not dist.is_available():
+        return
     ours = [] if dist.group.WORLD is not _spare_in else _made[:]
     _spare.clear()
     _made.clear()
@@ -209,6 +210,8 @@ def _others():
         yield
     except RuntimeError as error:
         said = _failure()
+        if said.startswith(f"rank {dist.get_rank()}:"):
+            said = ""  # an error that this rank has outlived
         unsaid = "another rank is gone, or does not answer"
         raise LostRanks(said or unsaid, told=bool(said)) from (None if said else error)
 
