@@ -13,6 +13,8 @@ class MergedGradient:
         names = [name for name, _ in named_parameters]
         self.name = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
         self._shapes = {name: parameter.shape for name, parameter in named_parameters}
+        largest = {name: torch.finfo(parameter.dtype).max for name, parameter in named_parameters}
+        self.narrow = {name: most for name, most in largest.items() if most < torch.finfo(torch.float32).max}
         self.gradient = zeros(sum(shape.numel() for shape in self._shapes.values()), named_parameters[0][1].device)
         self.views = self.parts(self.gradient)
 

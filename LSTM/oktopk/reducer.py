@@ -87,6 +87,8 @@ class Reducer:
         report.seconds["compression"] += watch.lap() - (self.communicator.total().seconds - before)
         self._feed_back(reduction)
         self._deliver(reduction)
+        if self.merged.narrow:
+            self._keep_overflow()
         report.seconds["demerge"] += watch.lap()
         selection = Selection(self.merged.size, reduction.selected)
         report.add_sparse(self.merged.name, selection, self._algorithm.k, chosen.count)
@@ -116,6 +118,17 @@ class Reducer:
             self.merged.gradient.copy_(reduction.dense_mean)
         else:
             self._ops.put(self.merged.gradient, reduction.mean)
+
+    def _keep_overflow(self):
+        """What a narrow parameter's gradient cannot hold of the mean stays with every rank: P times of it in all."""
+        if self._ops.norm(self.merged.gradient) <= min(self.merged.narrow.values()):
+            return
+        residuals = self.merged.parts(self.residual)
+        for name, most in self.merged.narrow.items():
+            mean = self.merged.views[name]
+            within = mean.clamp(-most, most)
+            residuals[name].add_(mean - within)
+            mean.copy_(within)
 
     # State, by parameter.
 

@@ -10,7 +10,7 @@ FLOAT32 = 1e-6
 ENDED = 30  # seconds from a failure to the end of all ranks, the start of torch on a busy machine included
 CASES = (
     *("dense_equivalence", "as_optimizer", "conservation", "join", "resume", "scaler", "mixed_dtypes", "exclusion"),
-    *("layer_drop", "compiled", "beside_power_sgd", "state_on_some_ranks"),
+    *("layer_drop", "compiled", "beside_power_sgd", "state_on_some_ranks", "float16"),
 )
 
 
@@ -44,7 +44,7 @@ def test_parameters_that_no_rank_uses_keep_their_residuals():
 
 
 def test_a_state_that_some_ranks_lack_is_refused_on_all():
-    assert "some rank's reducer has made 5 reductions and another's 0" in found("state_on_some_ranks")
+    assert "some rank's reducer has made 5 reductions and another's 0" in found("state_on_some_ranks", "float16")
 
 
 def test_a_saved_state_goes_on_as_if_nothing_had_happened():
@@ -57,6 +57,10 @@ def test_an_overflow_on_one_rank_is_as_if_the_batch_had_never_been():
 
 def test_residuals_of_bfloat16_gradients_are_float32():
     assert found("mixed_dtypes") == {"residuals": ["torch.float32"], "finite": True, "selected": True}
+
+
+def test_what_a_float16_gradient_cannot_hold_of_a_mean_is_kept():
+    assert max(found("float16").values()) < FLOAT32
 
 
 def test_parameters_can_be_left_dense_by_name_or_by_size():
@@ -94,7 +98,8 @@ def test_what_fails_in_the_hook_of_one_rank_ends_all_and_all_say_why(how):
 
 def test_many_steps_leave_nothing_behind():
     after = findings_of(3, "endurance.py", 400, launch=run_torch_ranks)
-    assert after["growth"] < 0.02
+    assert abs(after["in_use"]) < 0.01
+    assert after["growth"] < 0.15  # malloc keeps what was free: lumps of some megabytes
     assert after["threads"] == after["files"] == 0
 
 

@@ -283,6 +283,53 @@ def mixed_dtypes():
     }
 
 
+def float16():
+    """Gradients as long as float16 has them: what means cannot hold is kept. The part that got lost, through both doors."""
+    found = {}
+    for door in ("hook", "optimizer"):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(100, dtype=torch.float16))])
+        slope = torch.full((100,), 30000.0, dtype=torch.float16)
+        sent = came = torch.zeros(100, dtype=torch.float64)
+        step, state_dict = _door(door, model)
+        for _ in range(8):
+            step(slope)
+            sent = sent + slope.double() * dist.get_world_size()
+            came = came + model[0].grad.double() * dist.get_world_size()
+        (state,) = state_dict()["parameters"].values()
+        lost = sent - came - summed(state["residual"])
+        found[door] = (lost.abs().max() / sent.abs().max()).item()
+    return found
+
+
+def _door(door, model):
+    """A step whose gradient is given, and the reducer's state."""
+    options = {"density": 0.01, "warmup_iters": 0}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    if door == "optimizer":
+        optimizer = DistributedOptimizer(sgd, model.named_parameters(), **options)
+        module, state_dict = Product(model), lambda: optimizer.averager.state_dict()
+    else:
+        optimizer, module, state = sgd, DistributedDataParallel(Product(model)), SparseState(**options)
+        module.register_comm_hook(state, sparse_hook)
+        state_dict = state.state_dict
+
+    def step(slope):
+        optimizer.zero_grad()
+        module(slope).backward()
+        optimizer.step()
+
+    return step, state_dict
+
+
+class Product(nn.Module):
+    def __init__(self, parameters):
+        super().__init__()
+        self.parameters_ = parameters
+
+    def forward(self, slope):
+        return (self.parameters_[0] * slope).sum()
+
+
 def exclusion():
     """Biases by name, and small parameters by size, are the dense mean; the rest is sparse."""
     found = {}
@@ -378,7 +425,7 @@ CASES = {
     case.__name__: case
     for case in (
         *(dense_equivalence, as_optimizer, conservation, join, layer_drop, resume, scaler, mixed_dtypes, exclusion),
-        *(compiled, beside_power_sgd, state_on_some_ranks),
+        *(compiled, beside_power_sgd, state_on_some_ranks, float16),
     )
 }
 
