@@ -16,7 +16,7 @@ class Heap(ctypes.Structure):
     """What glibc's mallinfo2 tells; `resident` grows by what it keeps free, too."""
 
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]  # noqa: RUF012 - ctypes wants it so
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
 
 
 def in_use():

@@ -284,7 +284,7 @@ def mixed_dtypes():
 
 
 def float16():
-    """Gradients as long as float16 has them: what means cannot hold is kept. The part that got lost, through both doors."""
+    """The part that got lost, through both doors, of gradients as long as float16 has them."""
     found = {}
     for door in ("hook", "optimizer"):
         model = nn.ParameterList([nn.Parameter(torch.zeros(100, dtype=torch.float16))])
