@@ -24,6 +24,8 @@ from oktopk_training.versions import numbers
 MOMENTUM = 0.9
 MAX_SKIPPED_IN_A_ROW = 10
 FUSED_SINCE = (2, 4)  # torch
+SPARSE_METRICS = ("sparsities", "compression_ratios", "communication_sizes")
+COUNTERS = ("infinite_losses", "skipped_steps", "_skipped_in_a_row")
 
 
 class DLTrainer:
@@ -91,10 +93,10 @@ class DLTrainer:
             self.train_iter += 1
         return total / n
 
-    def _start_epoch(self):
+    def _start_epoch(self, first=0):
         self.close()
         self.train_epoch = self.train_iter // (self.steps_per_epoch * self.options.nsteps_update)
-        self._batches = self.task.batches(self.train_epoch)
+        self._batches = self.task.batches(self.train_epoch, first)
         for group in self.optimizer.param_groups:
             group["lr"] = self.task.learning_rate(self.options.lr, self.train_epoch)
 
@@ -141,6 +143,36 @@ class DLTrainer:
             return {"epoch": epoch, **self.task.summarise(self._add_up(self.task.validate(self.net)))}
         finally:
             self.net.train()
+
+    def state_dict(self):
+        """What this rank has beside parameters and optimizer, and what its next batches depend on."""
+        lists = {name: list(getattr(self, name)) for name in SPARSE_METRICS}
+        on_cuda = self.options.torch_device.type == "cuda"
+        return {
+            **lists,
+            **{name: getattr(self, name) for name in COUNTERS},
+            "buffers": {name: buffer.detach() for name, buffer in self.net.named_buffers()},
+            "task": self.task.state_dict(),
+            "random": torch.get_rng_state(),
+            "device_random": torch.cuda.get_rng_state() if on_cuda else None,
+        }
+
+    def load_state_dict(self, state, progress, is_exact=True):
+        """Go on at that place of that epoch. What is not exact begins with batches and random numbers of its own."""
+        for name in SPARSE_METRICS:
+            setattr(self, name, list(state[name]))
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        self.train_iter = (progress.epoch * self.steps_per_epoch + progress.place) * self.options.nsteps_update
+        if 0 < progress.place < self.steps_per_epoch:
+            self._start_epoch(progress.place * self.options.nsteps_update)
+        if is_exact:
+            self.task.load_state_dict(state["task"])
+            torch.set_rng_state(state["random"])
+            if state["device_random"] is not None and self.options.torch_device.type == "cuda":
+                torch.cuda.set_rng_state(state["device_random"])
+        else:
+            torch.manual_seed(self.options.seed + self.rank + self.size * progress.step)
 
     def update_optimizer(self, optimizer):
         """Use another optimizer from now on, such as a wrapper around the present one."""

@@ -17,21 +17,23 @@ import math
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from distributed_optimizer import DistributedOptimizer, compressors
 from dl_trainer import DLTrainer
+from oktopk.watchdog import set_limit
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
+from oktopk_training.resuming import Keeper, Progress, Signals, check_found, start_of
 from oktopk_training.run_layout import CHECKPOINTS
-from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, start_logging
+from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
 from oktopk_training.saved_models import save_model
-from oktopk_training.step import Tally, step_of
+from oktopk_training.step import step_of
 
 log = logging.getLogger("oktopk")
 
@@ -46,17 +48,25 @@ def main(arguments=None):
 
 def run(ranks, arguments):
     options = ranks.from_first(lambda: check(parse_options(arguments, __doc__.splitlines()[0]), ranks))
+    set_limit(options.watchdog)
     options = replace(options, device=own_device(options.device, ranks))
     start_logging(speaks=ranks.is_first)
     with ExitStack() as stack:
-        folder = ranks.on_first(lambda: stack.enter_context(run_folder(options.run_dir, name_of(options, ranks))))
+        name = name_of(options, ranks)
+        start = ranks.from_first(lambda: start_of(options, runs_of(name)))
+        folder = ranks.from_first(lambda: stack.enter_context(run_folder(start.folder, name, start.resumes)))
         trainer = ranks.together(lambda: DLTrainer(options, ranks.rank, ranks.size, ranks.add_up))
         stack.enter_context(closing(trainer))
         ranks.insist_on_the_same("training or validation data", trainer.task.fingerprint)
         plan = reports.plan(trainer.steps_per_epoch, options)
         options = replace(options, run_dir=folder)
-        run_log = ranks.together(lambda: open_log(trainer, options, plan, ranks))
-        train(trainer, options, ranks, plan, stack.enter_context(run_log))
+        keeper = stack.enter_context(closing(Keeper(folder, options, ranks)))
+        found = keeper.find(start.step) if start.resumes else None
+        changes = ranks.together(lambda: found and check_found(found, trainer, options, ranks.size))
+        run_log = ranks.together(lambda: open_log(trainer, options, plan, ranks, found, start.resumes))
+        signals = stack.enter_context(Signals())
+        run = stack.enter_context(run_log)
+        train(Job(trainer, options, ranks, run, keeper, signals), plan, found, changes)
 
 
 def check(options, ranks):
@@ -83,10 +93,14 @@ def own_device(device, ranks):
     return ranks.together(choose)
 
 
-def open_log(trainer, options, plan, ranks):
+def open_log(trainer, options, plan, ranks, found, resumes):
     if not ranks.is_first:
         return NoRunLog()
-    return RunLog(options.run_dir, config_of(options, trainer.task.figures, ranks), plan.steps)
+    if resumes and found is None:
+        set_aside(options.run_dir)
+        log.warning("%s has no whole checkpoint yet: the run begins anew", options.run_dir)
+    went_on_at = found and (found.step, found.common["metrics"])
+    return RunLog(options.run_dir, config_of(options, trainer.task.figures, ranks), plan.steps, went_on_at)
 
 
 def name_of(options, ranks):
@@ -96,32 +110,77 @@ def name_of(options, ranks):
     return name + (f"-{ranks.size}ranks" if ranks.size > 1 else "")
 
 
-def train(trainer, options, ranks, plan, run):
+@dataclass
+class Job:
+    """A run on this rank, with all that its loop speaks to."""
+
+    trainer: DLTrainer
+    options: object
+    ranks: object
+    run: object
+    keeper: Keeper
+    signals: Signals
+    optimizer: object = None
+    progress: Progress = None
+
+
+def train(job, plan, found, changes):
+    trainer, options, ranks, run = job.trainer, job.options, job.ranks, job.run
     announce(trainer, options, ranks, plan, run)
     ranks.share_model(trainer.net)
-    optimizer = distribute(trainer, options, ranks)
-    best, judge, summary = None, trainer.task.describe, reports.Summary(trainer.task.figures)
-    for epoch in range(options.max_epochs):
-        train_epoch(trainer, optimizer, options, ranks, run, summary, epoch)
-        if is_validated(epoch, options):
-            ranks.average_buffers(trainer.net)
-            figures = trainer.test(epoch)
-            summary.validation(figures)
-            run.validation(**figures)
-            run.histograms(trainer.net, epoch)
-            log.info("validation after epoch %d: %s", epoch, judge(figures))
-            if not math.isfinite(figures["loss"]):
-                log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
-            best = save(trainer, ranks, run, figures, best)
-    optimizer.stop()
-    run.event("summary", **summary.record())
-    for line in summary.table():
+    job.optimizer = distribute(trainer, options, ranks)
+    job.progress = progress = Progress(reports.Summary(trainer.task.figures))
+    job.keeper.watch(trainer, job.optimizer, progress, run, job.signals)
+    if found is not None:
+        go_on(job, found, changes)
+    while progress.epoch < options.max_epochs:
+        train_epoch(job)
+        validates = is_validated(progress.epoch, options)
+        if validates:
+            validate(job)
+        progress.end_epoch()
+        if validates:
+            job.keeper.save()
+    job.optimizer.stop()
+    run.event("summary", **progress.summary.record())
+    for line in progress.summary.table():
         log.info("%s", line)
+    log.debug("checkpoints took %.1f s in all", job.keeper.seconds)
+    report_best(job)
+
+
+def go_on(job, found, changes):
+    """Everything as it was when the checkpoint was made."""
+    job.ranks.together(lambda: job.keeper.restore(found))
+    progress, options = job.progress, job.options
+    log.info("goes on from the checkpoint of step %d (epoch %d)", progress.step, progress.epoch)
+    for change in changes:
+        log.warning("not the steps of a run that never ended: %s", change)
+    if progress.epoch >= options.max_epochs:
+        log.info("all %d epochs are done: nothing is left to train", progress.epoch)
+    job.run.event("resumed", iter=progress.step, ranks=job.ranks.size, ranks_before=found.ranks, changes=changes)
+
+
+def validate(job):
+    trainer, ranks, run, epoch = job.trainer, job.ranks, job.run, job.progress.epoch
+    ranks.average_buffers(trainer.net)
+    figures = trainer.test(epoch)
+    job.progress.summary.validation(figures)
+    run.validation(**figures)
+    run.histograms(trainer.net, epoch)
+    log.info("validation after epoch %d: %s", epoch, trainer.task.describe(figures))
+    if not math.isfinite(figures["loss"]):
+        log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
+    job.progress.best = save(trainer, ranks, run, figures, job.progress.best)
+
+
+def report_best(job):
+    best = job.progress.best
     if best is None:
         log.warning("no validation had a finite loss, so there is no best model; lower --lr")
-    elif ranks.is_first:
-        best_model = run.folder / CHECKPOINTS / "best.pt"
-        log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], judge(best))
+    elif job.ranks.is_first:
+        best_model = job.run.folder / CHECKPOINTS / "best.pt"
+        log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], job.trainer.task.describe(best))
 
 
 def distribute(trainer, options, ranks):
@@ -143,41 +202,55 @@ def distribute(trainer, options, ranks):
     return optimizer
 
 
-def train_epoch(trainer, optimizer, options, ranks, run, summary, epoch):
-    started, skipped, infinite = time.perf_counter(), trainer.skipped_steps, trainer.infinite_losses
-    tally = Tally()
-    for place in range(trainer.steps_per_epoch):
-        step = train_step(trainer, optimizer, options, epoch * trainer.steps_per_epoch + place, epoch)
-        if step.phase == "sparse" and not step.skipped and not summary.phases["sparse"].steps:
+def train_epoch(job):
+    """What is left of the present epoch."""
+    trainer, options, run, progress = job.trainer, job.options, job.run, job.progress
+    if progress.place == 0:
+        progress.skipped, progress.infinite = trainer.skipped_steps, trainer.infinite_losses
+    began = time.perf_counter() - progress.seconds
+    while progress.place < trainer.steps_per_epoch:
+        step = train_step(job)
+        if step.phase == "sparse" and not step.skipped and not progress.summary.phases["sparse"].steps:
             report_sparse_start(run, options, step)
         run.step(step, options.settings.density if step.phase == "sparse" else 1)
-        tally.add(step)
-        summary.step(step)
-        if not run.has_bar and (place + 1) % max(1, trainer.steps_per_epoch // LINES_PER_EPOCH) == 0:
-            log.info("epoch %d step %d/%d: loss %.3f", epoch, place + 1, trainer.steps_per_epoch, step.loss)
-    optimizer.add_train_epoch()
-    loss = ranks.mean(tally.loss / tally.steps)
-    skipped = trainer.skipped_steps - skipped
+        progress.take(step, time.perf_counter() - began)
+        report_progress(job, step)
+        job.keeper.step_is_done()
+    job.optimizer.add_train_epoch()
+    end_of_epoch(job, time.perf_counter() - began)
+
+
+def report_progress(job, step):
+    steps, place = job.trainer.steps_per_epoch, job.progress.place
+    if not job.run.has_bar and place % max(1, steps // LINES_PER_EPOCH) == 0:
+        log.info("epoch %d step %d/%d: loss %.3f", step.epoch, place, steps, step.loss)
+
+
+def end_of_epoch(job, seconds):
+    trainer, ranks, progress = job.trainer, job.ranks, job.progress
+    epoch, tally = progress.epoch, progress.tally
+    loss = ranks.mean(tally.loss / max(1, tally.steps))
+    skipped = trainer.skipped_steps - progress.skipped
     sparse_metrics = reports.take_sparse_metrics(trainer)
     averages = {f"avg_{key}": reports.mean(values) for key, values in sparse_metrics.items()}
-    seconds = time.perf_counter() - started
-    run.epoch(epoch=epoch, loss=loss, **averages, skipped_steps=skipped, time=seconds)
-    summary.epoch(loss, sparse_metrics, skipped)
+    job.run.epoch(epoch=epoch, loss=loss, **averages, skipped_steps=skipped, time=seconds)
+    progress.summary.epoch(loss, sparse_metrics, skipped)
     report_epoch(trainer, epoch, loss, averages, tally, seconds)
-    infinite = ranks.add_up({"infinite": trainer.infinite_losses - infinite})["infinite"]
-    report_losses_of_steps(run, epoch, skipped, infinite)
+    infinite = ranks.add_up({"infinite": trainer.infinite_losses - progress.infinite})["infinite"]
+    report_losses_of_steps(job.run, epoch, skipped, infinite)
 
 
-def train_step(trainer, optimizer, options, number, epoch):
+def train_step(job):
+    trainer, optimizer, progress = job.trainer, job.optimizer, job.progress
     began = time.perf_counter()
     trainer.seconds.clear()
-    loss = accumulate(trainer, optimizer, options.nsteps_update)
+    loss = accumulate(trainer, optimizer, job.options.nsteps_update)
     try:
         optimizer.synchronize()
     except FloatingPointError as error:  # all ranks have agreed on it
         raise SharedError(str(error)) from error
     trainer.update_model()
-    return step_of(number, epoch, loss, trainer, optimizer.last_step, time.perf_counter() - began)
+    return step_of(progress.step, progress.epoch, loss, trainer, optimizer.last_step, time.perf_counter() - began)
 
 
 def accumulate(trainer, optimizer, batches):
@@ -200,15 +273,20 @@ def save(trainer, ranks, run, figures, best):
         return figures[trainer.task.headline], figures["loss"]  # early on, WER is often 1 for all
 
     def write(name):
-        if ranks.is_first:
-            path = run.folder / CHECKPOINTS / name
-            save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
+        """Not even a disk that is full ends the run; the model before this one stays."""
+        try:
+            if ranks.is_first:
+                path = run.folder / CHECKPOINTS / name
+                save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
+        except UserError as error:
+            log.warning("%s", error)
+            return False
+        return True
 
     write("last.pt")
     if not math.isfinite(figures["loss"]) or (best is not None and not merit(figures) < merit(best)):
         return best
-    write("best.pt")
-    return figures
+    return figures if write("best.pt") else best
 
 
 def announce(trainer, options, ranks, plan, run):

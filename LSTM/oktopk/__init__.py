@@ -12,6 +12,7 @@ Nothing is loaded before it is asked for.
 import importlib
 
 _HOMES = {
+    "Checkpoints": "checkpoints",
     "Communicator": "communicator",
     "DistributedOptimizer": "optimizer",
     "GradientAverager": "averager",

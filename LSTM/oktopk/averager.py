@@ -23,6 +23,7 @@ from .launchers import LostRanks, ranks_that_are_not_seen
 from .reducer import Reducer
 from .registry import Settings, compressors, find_compressor
 from .report import Report
+from .shares import PLACE, insist_on_the_place
 from .transports import connect, over
 
 log = logging.getLogger("oktopk.reducer")
@@ -236,6 +237,7 @@ class GradientAverager:
             "compressors": {each.merged.name: each.compressor_state() for each in self._reducers},
             "skipped_steps": self.skipped_steps,
             "skips_in_a_row": self._skips_in_a_row,
+            PLACE: (self.rank(), self.size()),
         }
 
     def load_state_dict(self, state):
@@ -245,6 +247,7 @@ class GradientAverager:
         """
         if not isinstance(state, dict) or "parameters" not in state:
             raise ValueError("this is no reducer's state: it has no 'parameters'; load what state_dict() gave")
+        insist_on_the_place(state, self.rank(), self.size())
         self._check_state(state["parameters"])
         for reducer in self._reducers:
             reducer.load_parameter_states(state["parameters"])

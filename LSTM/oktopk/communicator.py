@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from . import watchdog
 from .devices import on_cpu, wait_for
+from .places import At
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Communicator(abc.ABC):
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
+        self.at = At()  # the watchdog looks at it
+        self.watchdog = None
         self.traffic = defaultdict(Traffic)  # by operation
         self.recorder = None
 
@@ -109,13 +113,13 @@ class Communicator(abc.ABC):
 
     def send(self, buffer, destination):
         """Send to one rank, which calls `receive`."""
-        with self._measured("send", _bytes(buffer), 0, buffer, to=destination):
+        with self._measured("send", _bytes(buffer), 0, buffer, destination, to=destination):
             self._send(self._leave(buffer), destination)
 
     def receive(self, count, dtype, source, device="cpu"):
         """The `count` elements that `source` sent here."""
         buffer = torch.empty(count, dtype=dtype, device=self.home(torch.device(device)))
-        with self._measured("receive", 0, _bytes(buffer), buffer, of=source):
+        with self._measured("receive", 0, _bytes(buffer), buffer, source, of=source):
             self._receive(buffer, source)
             return self._arrive(buffer, torch.device(device))
 
@@ -147,6 +151,10 @@ class Communicator(abc.ABC):
     def abort(self, status):
         """End the processes of all ranks."""
 
+    def may_speak(self):
+        """Asked by a rank that fails: whether it is the first, so that what all of them meet is said once."""
+        return self.watchdog is None or self.watchdog.may_speak(self)
+
     def close(self):  # noqa: B027 - most have nothing to give back
         """The last call, on all ranks: nothing is sent or received any more."""
 
@@ -168,14 +176,35 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def _receive(self, buffer, source): ...
 
+    def _begin(self, rank):
+        """For a transport that can send now: who waits for others here is watched. `rank` is this one's among all."""
+        if self.size > 1:
+            mine = torch.frombuffer(bytearray(watchdog.record(rank)), dtype=torch.uint8)
+            mine = mine.to(self.home(mine.device))
+            everyones = self._allgatherv(mine, [mine.numel()] * self.size).cpu().split(mine.numel())
+            self.watchdog = watchdog.watch(self, [bytes(each.tolist()) for each in everyones])
+
+    @contextmanager
+    def _noted(self, name):
+        """For what all ranks do together and nobody measures."""
+        self.at = at = At(self.at.number + 1, name)
+        try:
+            yield
+        finally:
+            self.at = At(at.number)
+
     # Measuring, and copies to where the transport takes buffers.
 
     @contextmanager
-    def _measured(self, name, sent, received, buffer, **details):
+    def _measured(self, name, sent, received, buffer, partner=None, **details):
         if not on_cpu(buffer.device) and on_cpu(self.home(buffer.device)):
             wait_for(buffer.device)  # the copy to the host would, and its time is not that of what came before
         record, start = self.traffic[name], time.perf_counter()
-        yield
+        self.at = at = At(self.at.number + (partner is None), name, partner)
+        try:
+            yield
+        finally:
+            self.at = At(at.number)
         seconds = time.perf_counter() - start
         record.seconds += seconds
         record.calls += 1

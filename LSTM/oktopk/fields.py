@@ -1,6 +1,7 @@
 """Options as fields of dataclasses: each with its default, help and check, once, for callers and command lines."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -64,6 +65,8 @@ PROBABILITY = Kind("a number from 0 to 1", float, lambda value: 0 <= value <= 1,
 DECAY = Kind("a number from 0 to below 1", float, lambda value: 0 <= value < 1, metavar="X")
 FLAG = Kind("True or False", lambda word: {"true": True, "false": False}[word.lower()], metavar="True|False")
 PATH = Kind("a path that is not empty", lambda word: Path(word) if word else None, metavar="PATH")
+_INTERVAL = re.compile(r"0*[1-9]\d{0,8}m?")
+INTERVAL = Kind("steps (500) or minutes (15m)", str, _INTERVAL.fullmatch, metavar="STEPS|MINUTESm")
 TEXT = Kind("a name that is not empty", str, lambda value: value != "", metavar="NAME")
 
 

@@ -1,6 +1,9 @@
 """What is known of the other ranks without a package: others ask before they load any."""
 
+import atexit
 import os
+import sys
+import threading
 
 LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of them this is
     "PMI_SIZE": "PMI_RANK",
@@ -10,6 +13,7 @@ LAUNCHED_RANKS = {  # how many ranks a launcher says there are, and which of the
 }
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")  # of torch.distributed's ranks
 OWN_PLACE = ("RANK", "WORLD_SIZE")  # torchrun's; without a meeting point, anybody's
+SECONDS_TO_BE_HEARD = 0.5
 
 
 class LostRanks(RuntimeError):
@@ -49,3 +53,32 @@ def ranks_that_are_not_seen(size):
         f"the launcher started {launched} ranks, but MPI sees only this one: mpi4py was built against another "
         'MPI than the launcher\'s; rebuild it with MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py'
     )
+
+
+def abort(mpi, status):
+    """End the ranks of MPI, once the launcher has had time to pass on what was said: it drops what is in its pipes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    threading.Event().wait(SECONDS_TO_BE_HEARD)
+    mpi.COMM_WORLD.Abort(status)
+
+
+_watched = threading.Event()
+
+
+def end_all_ranks_with_this_one(mpi):
+    """If an uncaught error ends this interpreter, end the job: the others would wait for it in their next collective.
+
+    Runs before mpi4py's own exit handler, which would wait for them. The host program's sys.excepthook stays its own.
+    """
+    if _watched.is_set() or mpi.COMM_WORLD.Get_size() == 1:
+        return
+    _watched.set()
+
+    def end():
+        uncaught = getattr(sys, "last_exc", getattr(sys, "last_type", None))
+        if uncaught is not None and not hasattr(sys, "ps1") and not mpi.Is_finalized():
+            sys.stderr.write(f"rank {mpi.COMM_WORLD.Get_rank()} failed, and ends the job on all ranks\n")
+            abort(mpi, 1)
+
+    atexit.register(end)

@@ -8,6 +8,7 @@ import torch
 
 from .averager import GradientAverager, ReducerError
 from .report import Report
+from .shares import PLACE, insist_on_the_place
 
 
 class PiecewiseAverager:
@@ -78,9 +79,10 @@ class PiecewiseAverager:
         parameters = dict(self._states)
         for averager in self._averagers.values():
             parameters.update(averager.state_dict()["parameters"])
-        return {"parameters": parameters}
+        return {"parameters": parameters, "compressors": {}, PLACE: (self.communicator.rank, self.communicator.size)}
 
     def load_state_dict(self, state):
+        insist_on_the_place(state, self.communicator.rank, self.communicator.size)
         self._averagers, self._states = {}, dict(state["parameters"])
 
     def close(self):

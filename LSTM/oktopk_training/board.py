@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import histogram, scalar
 
 log = logging.getLogger("oktopk")
@@ -22,9 +22,13 @@ _BINS = np.concatenate([-_EDGES[::-1], [0], _EDGES])
 class Board:
     """An event file below `folder`. If it cannot be written, that is said once, and the rest is dropped."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, first=0):
+        """A run that goes on from step `first` takes back what it had written of later ones."""
         self._writer, self._flushed = EventsWriter(str(folder / "events")), time.monotonic()
         self._folder = folder
+        if first:
+            start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
+            self._guarded(lambda: self._append(start))
 
     def scalar(self, name, value, step):
         self._write(scalar(name, value), step)

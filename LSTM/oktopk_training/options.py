@@ -1,6 +1,5 @@
 """The options of a run: each with its default, its help and its check, once, and the command line made of them."""
 
-import argparse
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import torch
 
 from oktopk import Settings, compressors, transports
-from oktopk.fields import COUNT, FLAG, MOST, NATURAL, PATH, POSITIVE, choice, option, up_to
+from oktopk.fields import COUNT, FLAG, INTERVAL, MOST, NATURAL, PATH, POSITIVE, TEXT, choice, option, up_to
+from oktopk.watchdog import LIMIT
 
 from .command_line import Parser, add_options, hyphenated, offered
 from .errors import UserError
@@ -19,10 +19,10 @@ from .tasks.task import TaskOptions
 MOST_UNITS, MOST_LAYERS = 2**16, 100
 MOST_SEED = 2**62  # each rank adds its number
 OF_THE_TASK = ("dataset", "data_dir", "hidden_size", "hidden_layers", "max_grad_norm")  # it has their defaults
-LATER = ("--resume", "--checkpoint-interval")  # of the contract; `parse_options` says what to do instead
 DATASETS = sorted({task.dataset for task in TASKS.values()})
 COMPRESSOR = replace(choice(*compressors), metavar="NAME")
 TRANSPORT = choice(transports.AUTO, *transports.names())
+RESUME = replace(TEXT, metavar="auto|PATH")
 DEVICE = choice("auto", "cpu", "cuda")
 
 
@@ -45,6 +45,10 @@ class Options:
     device: str = option("auto", DEVICE, "where the model computes")
     seed: int = option(0, up_to(MOST_SEED, NATURAL), "of weights, order and augmentation")
     run_dir: Path | None = option(None, PATH, "what the run leaves behind; by default runs/<name>/<time>")
+    resume: str | None = option(None, RESUME, "go on: auto (where this run was ended), a run's folder, or a checkpoint")
+    checkpoint_interval: str = option("15m", INTERVAL, "steps or minutes from one checkpoint to the next")
+    keep_checkpoints: int = option(3, COUNT, "checkpoints that are kept, the newest")
+    watchdog: float | None = option(None, LIMIT, "how long ranks wait for one that does not come; default 5m, 0: ever")
     transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
     nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
     nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")
@@ -72,11 +76,6 @@ class Options:
 def parse_options(arguments, description=None):
     """Command-line words to validated options. Nothing is opened but what must be looked for: folders and devices."""
     given = vars(_parser(description).parse_args([hyphenated(word) for word in arguments]))
-    if "later" in given:
-        raise UserError(
-            "--resume and --checkpoint-interval are not offered yet, for nothing saves the residuals of a sparse run; "
-            "start from a run's last weights with --pretrain RUN/checkpoints/last.pt"
-        )
     task = TASKS[given.get("dnn", DEFAULT)]
     if given.get("dataset", task.dataset) != task.dataset:
         raise UserError(f"--dnn {task.name} learns from --dataset {task.dataset}, not from {given['dataset']}")
@@ -118,8 +117,6 @@ def _parser(description):
     for own in dict.fromkeys(task.Options for task in TASKS.values()):
         names = ", ".join(task.name for task in TASKS.values() if task.Options is own)
         add_options(parser.add_argument_group(f"{names} alone"), own)
-    for name in LATER:
-        parser.add_argument(name, dest="later", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 

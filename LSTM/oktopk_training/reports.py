@@ -157,6 +157,15 @@ class Summary:
     def validation(self, figures):
         self.figures = figures
 
+    def state_dict(self):
+        kept = {name: value for name, value in vars(self).items() if name != "labels"}
+        return {**kept, "phases": {phase: tally.state_dict() for phase, tally in self.phases.items()}}
+
+    def load_state_dict(self, state):
+        for name in ("losses", "sparsities", "ratios", "figures", "skipped"):
+            setattr(self, name, state[name])
+        self.phases = {phase: Tally.of(state["phases"][phase]) for phase in self.phases}
+
     def record(self):
         """What the event `summary` in metrics.jsonl holds."""
         record = {

@@ -1,8 +1,10 @@
 """What a run leaves behind (config.json, metrics.jsonl, train.log, tensorboard/, checkpoints/) and shows meanwhile."""
 
+import fcntl
 import json
 import logging
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -36,13 +38,18 @@ _EPOCH = {
 _VALIDATION = {"epoch": None, "loss": None, "wer": None, "wer_mean": None, "cer": None}
 
 
+def runs_of(name):
+    """The folder of all runs of a name that were told no folder."""
+    return PROJECT / "runs" / name
+
+
 @contextmanager
-def run_folder(path, name):
+def run_folder(path, name, resumes=False):
     """Make the folder of a run, `path` or a new runs/<name>/<time>; take it away again if nothing came into it."""
     chosen = path is not None
-    path = Path(path).absolute() if chosen else PROJECT / "runs" / name / time.strftime("%Y-%m-%d_%H-%M-%S")
+    path = Path(path).absolute() if chosen else runs_of(name) / time.strftime("%Y-%m-%d_%H-%M-%S")
     with writing(path):
-        taken = chosen and (path / METRICS).exists()
+        taken = chosen and not resumes and (path / METRICS).exists()
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
     if taken:
         raise _taken(path)
@@ -58,7 +65,7 @@ def run_folder(path, name):
 
 
 def _taken(path):
-    return UserError(f"--run-dir {path} already holds a run; choose another folder or remove it")
+    return UserError(f"--run-dir {path} already holds a run; go on with it by --resume, or choose another folder")
 
 
 def _unused(path):
@@ -85,8 +92,9 @@ class _Terminal(logging.Handler):
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record):
-        with writing(self.baseFilename):
-            raise
+        """A disk that is full ends the log, and not the run."""
+        log.removeHandler(self)
+        log.warning("%s: nothing more is written: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def start_logging(speaks=True):
@@ -103,23 +111,34 @@ def start_logging(speaks=True):
 class RunLog:
     """The open files of a run. Use it as a context; every line is on disk when the call that wrote it returns."""
 
-    def __init__(self, folder, config, steps):
+    def __init__(self, folder, config, steps, went_on_at=None):
+        """`went_on_at` is (step, position in metrics.jsonl) of the checkpoint that the run goes on from."""
+        self.folder, (first, position) = folder, went_on_at or (0, 0)
+        self._position, self._loses = position, False
+        if went_on_at is not None:
+            self._metrics = _take_up(folder, position)
+            self._open(first)
+        else:
+            with ExitStack() as undo:
+                self._metrics = undo.enter_context(_claim(folder))
+                undo.callback((folder / METRICS).unlink)
+                if not (folder / CHECKPOINTS).exists():
+                    make_folder(folder / CHECKPOINTS)
+                    undo.callback((folder / CHECKPOINTS).rmdir)
+                with atomic_write(folder / CONFIG) as file:
+                    json.dump(config, file, indent=2, allow_nan=False)
+                    file.write("\n")
+                self._open(first)
+                undo.pop_all()  # now there is a run
+        bar = {"file": sys.stderr, "disable": not sys.stderr.isatty(), "dynamic_ncols": True}
+        self._bar = tqdm(total=steps, initial=first, unit="step", **bar)
+
+    def _open(self, first):
         from .board import Board  # only rank 0 needs it
 
-        self.folder = folder
-        make_folder(folder / CHECKPOINTS)
-        with ExitStack() as undo:
-            self._metrics = undo.enter_context(_claim(folder))
-            undo.callback((folder / METRICS).unlink)
-            undo.callback((folder / CHECKPOINTS).rmdir)
-            with atomic_write(folder / CONFIG) as file:
-                json.dump(config, file, indent=2, allow_nan=False)
-                file.write("\n")
-            with writing(folder):
-                self._board = Board(make_folder(folder / TENSORBOARD))
-                self._file = _to_file(folder / LOG)
-            undo.pop_all()  # now there is a run
-        self._bar = tqdm(total=steps, unit="step", file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        with writing(self.folder):
+            self._board = Board(make_folder(self.folder / TENSORBOARD), first)
+            self._file = _to_file(self.folder / LOG)
 
     @property
     def has_bar(self):
@@ -131,13 +150,32 @@ class RunLog:
     def __exit__(self, kind, error, _):
         with suppress(UserError):  # it may be this very log that cannot be written
             if error is not None:
-                log.debug("the run ended here: %s", error or kind.__name__)  # for train.log; main says it aloud
+                log.debug("the run ended here: %s", _what(error))  # for train.log; main says it aloud
         self._bar.close()
         self._board.close()
         log.removeHandler(self._file)
         for file in (self._metrics, self._file):
-            with suppress(OSError) if kind else writing(self.folder):  # what is under way is the error to report
+            with suppress(OSError):
                 file.close()
+
+    def position(self):
+        """Where metrics.jsonl ends, all of it on the disk."""
+        with self._lost_records():
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+            self._position = self._metrics.tell()
+        return self._position
+
+    @contextmanager
+    def _lost_records(self):
+        """A disk that is full costs records, and not the run."""
+        try:
+            yield
+            self._loses = False
+        except OSError as error:
+            if not self._loses:
+                log.warning("%s: records are lost: %s", self.folder / METRICS, error.strerror or error)
+            self._loses = True
 
     def step(self, step, density):
         self._to_board(self._write("iter", step.record()), step.iter)
@@ -161,7 +199,7 @@ class RunLog:
 
     def _write(self, kind, values):
         record = {"kind": kind, **{key: _finite(value) for key, value in values.items()}}
-        with writing(self.folder / METRICS):
+        with self._lost_records():
             self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         return record
 
@@ -175,6 +213,9 @@ class NoRunLog:
     """What ranks other than 0 write: nothing."""
 
     has_bar = True
+
+    def position(self):
+        return 0
 
     def __enter__(self):
         return self
@@ -198,6 +239,14 @@ class NoRunLog:
         pass
 
 
+def _what(error):
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
+    if isinstance(error, SystemExit):
+        return f"exit status {error.code}"
+    return str(error) or type(error).__name__
+
+
 def _finite(value):
     """JSON has no NaN and no infinity: null says that there is no such number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -207,9 +256,40 @@ def _claim(folder):
     """Open metrics.jsonl, which must be new: of two runs that were told the same folder, only one can do this."""
     with writing(folder / METRICS):
         try:
-            return open(folder / METRICS, "x", buffering=1, encoding="utf-8")
+            return _locked(open(folder / METRICS, "x", buffering=1, encoding="utf-8"), folder)
         except FileExistsError:
             raise _taken(folder) from None
+
+
+def _locked(file, folder):
+    """Two jobs that go on with one run would write into each other's files."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"{folder}: this run is still going on; end it first, or wait for it") from None
+    except OSError:
+        pass  # of a file system that knows no locks
+    return file
+
+
+def _take_up(folder, position):
+    """Open metrics.jsonl where the checkpoint was made: what came after it comes again."""
+    with writing(folder / METRICS):
+        file = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - it stays open
+        _locked(file, folder)
+        length = file.tell()
+        if length < position:
+            log.warning("%s is shorter than at the checkpoint: some records are lost", folder / METRICS)
+        file.truncate(min(position, length))
+        return file
+
+
+def set_aside(folder):
+    """A run that ended before its first checkpoint begins anew; what it wrote is kept under another name."""
+    kept = (folder / f"{METRICS}.{number}" for number in range(1, sys.maxsize))
+    with writing(folder / METRICS):
+        os.rename(folder / METRICS, next(path for path in kept if not path.exists()))
 
 
 def _to_file(path):

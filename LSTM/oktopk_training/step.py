@@ -89,5 +89,12 @@ class Tally:
         self.seconds += step.t_iter
         self.stages.update(step.seconds)
 
+    def state_dict(self):
+        return {**vars(self), "stages": dict(self.stages)}
+
+    @classmethod
+    def of(cls, state):
+        return cls(**{**state, "stages": Counter(state["stages"])})
+
     def milliseconds(self, stage):
         return 1e3 * self.stages[stage] / max(1, self.steps)

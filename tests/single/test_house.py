@@ -14,13 +14,14 @@ LSTM, SCRIPTS = PROJECT / "LSTM", PROJECT / "scripts"
 LIBRARY = LSTM / "oktopk"
 # From the ground up: no module imports one of a later line. Names of packages stand for all that is in them.
 FLOORS = [
-    "fields devices launchers",
+    "fields devices launchers places shares tensor_files",
+    "watchdog",
     "entries",
     "kernels wire communicator report buffers",
     "operations",
     "exchange agreement transports.alone transports.mpi transports.torch",
     "choosers transports",
-    "algorithms",
+    "algorithms checkpoints",
     "algorithms.topka algorithms.topksa algorithms.gtopk algorithms.oktopk",
     "registry",
     "reducer",

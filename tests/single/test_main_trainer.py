@@ -93,7 +93,8 @@ def test_tensorboard_and_models_are_there(finished):
     (events,) = (run / "tensorboard").iterdir()
     assert b"iter/loss" in events.read_bytes()
     assert b"gradient/output.weight" in events.read_bytes()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best.pt", "last.pt"]
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["best.pt", "last.pt", "step-00000003", "step-00000006"]
 
 
 def test_evaluate_repeats_the_figures_of_the_last_validation(finished, corpus):

@@ -3,19 +3,15 @@
 That is so with MPICH_GPU_SUPPORT_ENABLED=1; otherwise device tensors go through the host.
 """
 
-import atexit
 import os
-import sys
-import threading
 
 import torch
 
 from ..communicator import Communicator, offsets
 from ..devices import on_cpu, wait_for
-from ..launchers import launched_ranks
+from ..launchers import abort, end_all_ranks_with_this_one, launched_ranks
 
 MESSAGES_IN_FLIGHT = 8  # partners of one exchange at a time, so that no receiver is a hot spot
-SECONDS_TO_BE_HEARD = 0.5
 _AS_INTEGERS = {torch.bfloat16: torch.int16}  # moved as bytes: NumPy and MPI have no such type
 
 
@@ -26,6 +22,7 @@ class MPICommunicator(Communicator):
         self._mpi, self._comm = MPI, mpi_comm.Dup()
         super().__init__(self._comm.Get_rank(), self._comm.Get_size())
         self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+        self._begin(MPI.COMM_WORLD.Get_rank())
 
     def home(self, device):
         return device if self._gpu_aware else torch.device("cpu")
@@ -37,18 +34,15 @@ class MPICommunicator(Communicator):
         return {"mpi4py": mpi4py.__version__, "mpi_library": library}
 
     def duplicate(self):
-        return MPICommunicator(self._comm)
+        with self._noted("duplicate"):
+            return MPICommunicator(self._comm)
 
     def close(self):
         """Give the communicator back: MPI has two thousand or so."""
         self._comm.Free()
 
     def abort(self, status):
-        """Once the launcher has had time to pass on what was said: it drops what is still in its pipes."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        threading.Event().wait(SECONDS_TO_BE_HEARD)
-        self._mpi.COMM_WORLD.Abort(status)
+        abort(self._mpi, status)
 
     def _allreduce(self, buffer, op):
         self._comm.Allreduce(self._mpi.IN_PLACE, _memory(buffer), self._mpi.MAX if op == "max" else self._mpi.SUM)
@@ -102,31 +96,8 @@ def connect(mpi_comm=None):
     except (ImportError, RuntimeError) as error:
         ranks = f"the launcher started {launched_ranks()} ranks, but " if launched_ranks() > 1 else ""
         raise RuntimeError(f"{ranks}MPI cannot be used ({error}); install an MPI and mpi4py") from None
-    _end_all_ranks_with_this_one(MPI)
+    end_all_ranks_with_this_one(MPI)
     return MPICommunicator(MPI.COMM_WORLD if mpi_comm is None else mpi_comm)
-
-
-_watched = threading.Event()
-
-
-def _end_all_ranks_with_this_one(mpi):
-    """If an uncaught error ends this interpreter, end the job: the others would wait for it in their next collective.
-
-    Runs before mpi4py's own exit handler, which would wait for them. The host program's sys.excepthook stays its own.
-    """
-    if _watched.is_set() or mpi.COMM_WORLD.Get_size() == 1:
-        return
-    _watched.set()
-
-    def end():
-        uncaught = getattr(sys, "last_exc", getattr(sys, "last_type", None))
-        if uncaught is not None and not hasattr(sys, "ps1") and not mpi.Is_finalized():
-            sys.stderr.write(f"rank {mpi.COMM_WORLD.Get_rank()} failed, and ends the job on all ranks\n")
-            sys.stderr.flush()
-            threading.Event().wait(SECONDS_TO_BE_HEARD)
-            mpi.COMM_WORLD.Abort(1)
-
-    atexit.register(end)
 
 
 def _memory(tensor):

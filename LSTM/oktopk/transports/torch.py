@@ -26,12 +26,13 @@ class ProcessGroupCommunicator(Communicator):
     def __init__(self, group):
         by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
         self._members = dist.get_process_group_ranks(group)
-        self._group = _own_group(tuple(self._members), by_device)
+        self._group = _own_group(tuple(self._members), by_device, _time_limit(group, next(iter(by_device))))
         _open.add(self)
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
             self._direct.remove("cpu")
+        self._begin(dist.get_rank())
 
     def home(self, device):
         if device.type in self._direct:
@@ -42,7 +43,8 @@ class ProcessGroupCommunicator(Communicator):
         return {"torch.distributed": dist.get_backend_config(self._group)}
 
     def duplicate(self):
-        return ProcessGroupCommunicator(self._group)
+        with self._noted("duplicate"):
+            return ProcessGroupCommunicator(self._group)
 
     def close(self):
         if self._group is not None:
@@ -58,14 +60,28 @@ class ProcessGroupCommunicator(Communicator):
         sys.stderr.flush()
         os._exit(status)
 
+    @contextmanager
+    def _others(self):
+        """What torch raises when other ranks are gone says nothing of why."""
+        try:
+            yield
+        except RuntimeError as error:
+            said = _failure()
+            if said.startswith(f"rank {dist.get_rank()}:"):
+                said = ""  # an error that this rank has outlived
+            if said:
+                raise LostRanks(said, told=True) from None
+            found = self.watchdog and self.watchdog.account(self)
+            raise LostRanks(found or "another rank is gone, or does not answer") from error
+
     def _allreduce(self, buffer, op):
         if buffer.numel():
-            with _others():
+            with self._others():
                 dist.all_reduce(buffer, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, self._group)
 
     def _bcast(self, buffer, root):
         if buffer.numel():
-            with _others():
+            with self._others():
                 dist.broadcast(buffer, self._members[root], self._group)
 
     def _allgatherv(self, buffer, counts):
@@ -75,20 +91,20 @@ class ProcessGroupCommunicator(Communicator):
         arriving, item = buffer.new_empty(sum(receive_counts)), buffer.element_size()
         leave, arrive = ([item * count for count in counts] for counts in (send_counts, receive_counts))
         incoming, outgoing = _bytes_of(arriving), _bytes_of(buffer)
-        with _others():
+        with self._others():
             dist.all_to_all_single(incoming, outgoing, arrive, leave, self._group)
         return arriving
 
     def _send(self, buffer, destination):
         outgoing = _bytes_of(buffer)
         if buffer.numel():
-            with _others():
+            with self._others():
                 dist.send(outgoing, self._members[destination], self._group)
 
     def _receive(self, buffer, source):
         incoming = _bytes_of(buffer)
         if buffer.numel():
-            with _others():
+            with self._others():
                 dist.recv(incoming, self._members[source], self._group)
 
 
@@ -108,13 +124,20 @@ def _spare_groups():
     return _spare
 
 
-def _own_group(members, by_device):
+def _time_limit(group, device):
+    """How long the program lets a group's operations take; None where torch does not tell, for its usual half hour."""
+    with suppress(AttributeError, RuntimeError):
+        return group._get_backend(torch.device(device)).options._timeout
+    return None
+
+
+def _own_group(members, by_device, time_limit):
     spare = _spare_groups().get(members)
     if spare:
         return spare.pop(spare.index(min(spare, key=_made.index)))  # ranks may have given them back in another order
     backends = set(by_device.values())
     backend = backends.pop() if len(backends) == 1 else ",".join(map(":".join, by_device.items()))
-    group = dist.new_group(members, backend=backend, use_local_synchronization=True)
+    group = dist.new_group(members, time_limit, backend, use_local_synchronization=True)
     _made.append(group)
     return group
 
@@ -201,19 +224,6 @@ def _failure():
 
 def _store():
     return dist.distributed_c10d._get_default_store()
-
-
-@contextmanager
-def _others():
-    """What torch raises when other ranks are gone says nothing of why."""
-    try:
-        yield
-    except RuntimeError as error:
-        said = _failure()
-        if said.startswith(f"rank {dist.get_rank()}:"):
-            said = ""  # an error that this rank has outlived
-        unsaid = "another rank is gone, or does not answer"
-        raise LostRanks(said or unsaid, told=bool(said)) from (None if said else error)
 
 
 def _bytes_of(tensor):

@@ -45,8 +45,8 @@ class Task(abc.ABC):
         """The net, with a dictionary `sizes`."""
 
     @abc.abstractmethod
-    def batches(self, epoch):
-        """An iterator over this rank's batches."""
+    def batches(self, epoch, first=0):
+        """An iterator over this rank's batches, from the given one on."""
 
     @abc.abstractmethod
     def loss(self, net, batch):
@@ -59,6 +59,13 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def summarise(self, totals):
         """The loss and `figures` of the totals of all ranks."""
+
+    def state_dict(self):
+        """What runs on from one batch to the next: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state):  # noqa: B027 - most have none
+        """Go on from there, after `batches` was called."""
 
     def learning_rate(self, base, epoch):
         return base

@@ -44,10 +44,16 @@ class LanguageTask(Task):
     def learning_rate(self, base, epoch):
         return base * _DECAY ** sum(epoch >= start for start in _DECAY_EPOCHS)
 
-    def batches(self, epoch):
+    def batches(self, epoch, first=0):
         """The text in order, the same each epoch: the model's state runs on from one batch to the next."""
         self._state = None
-        return windows(self.train_streams)
+        return windows(self.train_streams, first)
+
+    def state_dict(self):
+        return {} if self._state is None else {"hidden": [part.clone() for part in self._state]}
+
+    def load_state_dict(self, state):
+        self._state = tuple(part.to(self.options.torch_device) for part in state.get("hidden", ())) or None
 
     def loss(self, net, batch):
         """The mean over words; none of them can be infinite."""

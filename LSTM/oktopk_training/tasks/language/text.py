@@ -5,8 +5,11 @@ from pathlib import Path
 import torch
 
 from ...errors import UserError
+from ...inputs import quoted, read_text
 
 END_OF_SENTENCE = "<eos>"
+_MOST_BYTES = 1 << 30  # of a text
+_MOST_WORDS = 300_000  # of the vocabulary: WikiText-103 has 267,735, and a row of the model for each
 STEPS = 35  # words that one batch covers of each stream
 
 
@@ -14,13 +17,18 @@ def load_ptb(folder):
     """The vocabulary (word -> index, from the training text) and the three texts as one long tensor each."""
     texts = {part: _words(Path(folder) / f"ptb.{part}.txt") for part in ("train", "valid", "test")}
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(texts["train"]))}
+    if len(vocabulary) > _MOST_WORDS:
+        raise UserError(
+            f"{Path(folder) / 'ptb.train.txt'}: {len(vocabulary)} different words are more than the {_MOST_WORDS} that "
+            "can be learnt; write rare words as <unk>"
+        )
     indexed = {}
     for part, words in texts.items():
         strange = sorted(set(words) - vocabulary.keys())
         if strange:
             raise UserError(
                 f"{Path(folder) / f'ptb.{part}.txt'}: {len(strange)} words do not occur in ptb.train.txt "
-                f"({', '.join(strange[:3])}, ...); write rare words as <unk>"
+                f"({', '.join(map(quoted, strange[:3]))}, ...); write rare words as <unk>"
             )
         indexed[part] = torch.tensor([vocabulary[word] for word in words])
     return vocabulary, indexed
@@ -28,13 +36,13 @@ def load_ptb(folder):
 
 def _words(path):
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, _MOST_BYTES).splitlines()
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file; --data-dir must hold ptb.train.txt, ptb.valid.txt and ptb.test.txt"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the file cannot be read ({error}); fetch it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read ({error.strerror}); fetch it again") from None
     words = [word for line in lines if line.strip() for word in (*line.split(), END_OF_SENTENCE)]
     if not words:
         raise UserError(f"{path}: the file is empty; fetch it again")
@@ -49,8 +57,8 @@ def streams(words, count, name):
     return words[: length * count].reshape(count, length).t().contiguous()
 
 
-def windows(columns):
-    """(input, target) pairs of up to STEPS words; a target is the word that follows."""
-    for start in range(0, len(columns) - 1, STEPS):
+def windows(columns, first=0):
+    """(input, target) pairs of up to STEPS words, from the given one on; a target is the word that follows."""
+    for start in range(first * STEPS, len(columns) - 1, STEPS):
         end = min(start + STEPS, len(columns) - 1)
         yield columns[start:end], columns[start + 1 : end + 1]

@@ -1,28 +1,90 @@
 """From an audio file to the spectrogram that the model sees, and the augmentation on the way."""
 
+import io
+import struct
 from dataclasses import dataclass
 
 import numpy as np
 import soundfile
 import torch
 
+from ...inputs import check_file
+
 SAMPLE_RATE = 16_000
 WINDOW = 320  # samples: 20 ms
 HOP = 160  # samples: 10 ms
 BINS = WINDOW // 2 + 1
 _HAMMING = torch.hamming_window(WINDOW, periodic=True)
+LONGEST = 600  # seconds: batches of longer utterances need more memory than most machines have
+MOST_SAMPLES = LONGEST * 48_000 * 2  # of all channels
+_MOST_BYTES = 8 * MOST_SAMPLES  # and what else may be in a file
+_MOST_CHUNKS = 1000  # of a WAV file before its samples
+_OPEN_LENGTH = 0x7FFF0000  # programs that write to a pipe put such a number for a length that they do not know
 _SILENCE = 1e-8  # a standard deviation below this is a silent file, not a scale to divide by
 
 
-def read(path):
-    """The samples as float32 in [-1, 1], one channel, at SAMPLE_RATE."""
-    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    samples = samples.mean(axis=1)
+class UnfitAudio(Exception):
+    """It can be read, but is not what it should be: the message says how."""
+
+
+def read(path, expected=None):
+    """The samples as float32 in [-1, 1], one channel, at SAMPLE_RATE: as many as `expected`, if that is given."""
+    with soundfile.SoundFile(source(path)) as file:
+        rate = file.samplerate
+        check_amount(file)
+        _insist(expected, file.frames, rate)
+        samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
+    _insist(expected, len(samples), rate)  # some headers promise more than there is
     if rate != SAMPLE_RATE:
         import librosa  # takes a second to import, and most corpora never need it
 
         samples = librosa.resample(samples, orig_sr=rate, target_sr=SAMPLE_RATE)
     return samples
+
+
+def source(path):
+    """What is to be read in place of a file: itself, or of a WAV file that was streamed a copy that says its length."""
+    size = check_file(path, _MOST_BYTES)
+    with open(path, "rb") as file:
+        place = _open_length(file, size)
+        if place is None:
+            return str(path)
+        file.seek(0)
+        content = bytearray(file.read(size))
+    struct.pack_into("<I", content, 4, len(content) - 8)
+    struct.pack_into("<I", content, place, len(content) - place - 4)
+    return io.BytesIO(content)
+
+
+def _open_length(file, size):
+    """Where a WAV file has the number of its bytes of samples, if it does not tell that number; None otherwise."""
+    head = file.read(12)
+    if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WAVE":
+        return None
+    is_whole = int.from_bytes(head[4:8], "little") + 8 == size
+    for _ in range(_MOST_CHUNKS):
+        name, length = file.read(4), int.from_bytes(file.read(4), "little")
+        if name == b"data":
+            is_open = length >= _OPEN_LENGTH or (length == 0 and not is_whole)
+            return file.tell() - 4 if is_open and file.tell() < size else None
+        file.seek(length + length % 2, io.SEEK_CUR)
+    return None
+
+
+def check_amount(header):
+    """A short file may hold hours of silence."""
+    if header.frames * header.channels > MOST_SAMPLES:
+        raise UnfitAudio(f"it has {header.frames} samples in {header.channels} channels")
+
+
+def _insist(expected, frames, rate):
+    if expected is not None and length(frames, rate) != expected:
+        raise UnfitAudio(f"it has {length(frames, rate) or 'no'} samples, and had {expected}")
+
+
+def length(frames, rate):
+    """Samples at SAMPLE_RATE that so many at another rate become."""
+    return -(-frames * SAMPLE_RATE // rate)
 
 
 def magnitudes(samples, hop=HOP):

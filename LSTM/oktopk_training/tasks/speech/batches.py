@@ -53,30 +53,31 @@ def read_batch(utterances, indices, augmentation=None, seed=(0, 0)):
     """Read and collate. Each utterance draws its random numbers from (*seed, index): neither ranks nor order matter."""
     spectrograms = []
     for index in indices:
-        path = utterances[index].audio
-        samples, hop = _read(path), audio.HOP
+        samples, hop = _read(utterances[index]), audio.HOP
         if augmentation:
             with np.errstate(over="ignore", invalid="ignore"):  # what comes of that is refused below
                 samples, hop = augmentation(samples, np.random.default_rng((*seed, index)))
         spectrogram = audio.spectrogram(samples, hop)
         if not spectrogram.isfinite().all():  # float files can hold anything; headers do not tell
+            path = utterances[index].audio
             raise UserError(f"{path} has samples that are huge or not numbers; replace it or remove its line")
         spectrograms.append(spectrogram)
     return collate(spectrograms, [utterances[index].text for index in indices])
 
 
-def _read(path):
+def _read(utterance):
     try:
-        samples = audio.read(path)
-        reason = "" if len(samples) else "it has no samples"
+        return audio.read(utterance.audio, utterance.samples)
+    except audio.UnfitAudio as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror
     except soundfile.LibsndfileError as error:
         reason = error.error_string
-    if reason:
-        raise UserError(
-            f"{path} was in order when the run started but cannot be read any more ({reason}); restore it and "
-            "start again"
-        )
-    return samples
+    raise UserError(
+        f"{utterance.audio} was in order when the run started but cannot be read any more ({reason}); restore it and "
+        "start again"
+    )
 
 
 def prefetch(make, arguments):

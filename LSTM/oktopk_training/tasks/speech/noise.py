@@ -22,6 +22,11 @@ def load_noises(folder):
             raise UserError(
                 f"{path} is not audio that can be read ({error.error_string}); --noise-dir must hold recordings only"
             ) from None
+        except (audio.UnfitAudio, OSError) as error:
+            reason = getattr(error, "strerror", error)
+            raise UserError(
+                f"{path} cannot be taken as noise: {reason}; cut it or remove it from the --noise-dir"
+            ) from None
         if len(noise) == 0 or not np.any(noise):
             raise UserError(f"{path} is silent; remove it from the --noise-dir")
         if not np.isfinite(audio.spectrogram(noise).numpy()).all():

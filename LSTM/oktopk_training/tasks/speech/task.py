@@ -144,9 +144,9 @@ class SpeechTask(Task):
     def learning_rate(self, base, epoch):
         return base / _ANNEAL**epoch
 
-    def batches(self, epoch):
+    def batches(self, epoch, first=0):
         read = partial(read_batch, self.train_set, augmentation=self.augmentation, seed=(self.options.seed, epoch))
-        return prefetch(read, self.sampler.batches(epoch))
+        return prefetch(read, self.sampler.batches(epoch)[first:])
 
     def loss(self, net, batch):
         """The mean over the batch of each utterance's summed loss, and how many of them were infinite."""

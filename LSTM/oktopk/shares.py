@@ -1,0 +1,49 @@
+"""A rank's share of a reducer's state: of what, when and whose, and what becomes of it on another number of ranks."""
+
+PLACE = "place"  # (rank, number of ranks) in a share
+
+
+def insist_on_the_place(share, rank, size):
+    """A residual that is loaded twice, or not at all, trains something else in silence."""
+    place = share.get(PLACE)
+    if place is not None and tuple(place) != (rank, size):
+        raise ValueError(
+            f"the state is that of rank {place[0]} of {place[1]}, and this is rank {rank} of {size}: load on each rank "
+            "its own; oktopk.Checkpoints does, and shares residuals out among another number of ranks"
+        )
+
+
+def sources(rank, size, before):
+    """Of which of the `before` ranks this one of `size` takes the shares, and how many take them with it."""
+    if before >= size:
+        return list(range(rank, before, size)), 1
+    old = rank % before
+    return [old], len(range(old, size, before))
+
+
+def regrouped(states, rank, size, takers):
+    """The first of these states, with every reducer's share in it made of those of all: no residual is lost.
+
+    Velocities belong to means, and are averaged. Thresholds and cuts of another number of ranks are of no use.
+    """
+    first = states[0]
+    if not isinstance(first, dict):
+        return first
+    if PLACE in first:
+        return _share(states, (rank, size), takers)
+    return {key: regrouped([state[key] for state in states], rank, size, takers) for key in first}
+
+
+def _share(shares, place, takers):
+    parameters = {
+        name: _combined([share["parameters"][name] for share in shares], takers) for name in shares[0]["parameters"]
+    }
+    return {**shares[0], PLACE: place, "parameters": parameters, "compressors": {}}
+
+
+def _combined(states, takers):
+    combined = dict(states[0])
+    for key, divisor in (("residual", takers), ("velocity", len(states))):
+        if key in combined:
+            combined[key] = sum(state[key] for state in states) / divisor
+    return combined

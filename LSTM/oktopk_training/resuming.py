@@ -1,0 +1,291 @@
+"""What a run needs to go on where it was ended, and when that is saved: at intervals, validations and signals."""
+
+import logging
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from oktopk.checkpoints import WHOLE, CheckpointError, Checkpoints
+from oktopk.optimizer import STATE
+
+from .errors import SharedError, UserError
+from .places import find_folder
+from .run_layout import CHECKPOINTS, METRICS
+from .step import Tally
+
+log = logging.getLogger("oktopk")
+
+AUTO = "auto"
+SIGNAL_STATUS = 128  # and the signal's number, as a shell reports it
+SAVE, END = 1, 2
+# What may be another when a run goes on, for the steps do not depend on it.
+_FREE = {
+    *("run_dir", "resume", "checkpoint_interval", "keep_checkpoints", "watchdog", "max_epochs", "val_interval"),
+    *("transport", "nworkers", "nwpernode", "device", "data_dir", "pretrain"),
+}
+_OF_STRANGE_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+
+
+# ---- from where
+
+
+class Start(NamedTuple):
+    folder: Path | None  # of the run; None: a new one
+    resumes: bool = False
+    step: int | None = None  # of the checkpoint; None: the newest
+
+
+def start_of(options, runs):
+    """Where a run begins. `runs` is the folder of all runs of its name."""
+    if options.resume is None:
+        return Start(options.run_dir)
+    if options.resume != AUTO:
+        return _named_start(options)
+    if options.run_dir is not None:
+        folder = Path(options.run_dir).absolute()
+        return Start(folder, (folder / METRICS).exists())
+    with_checkpoints = {path.parents[2]: path.stat().st_mtime for path in runs.glob(f"*/{CHECKPOINTS}/step-*/{WHOLE}")}
+    newest = max(with_checkpoints, key=with_checkpoints.get, default=None)
+    return Start(newest, newest is not None)
+
+
+def _named_start(options):
+    place = find_folder(options.resume, "--resume", "name a run's folder, or a checkpoint in it")
+    checkpoint = re.fullmatch(r"step-(\d{1,18})", place.name)
+    folder = place.parents[1] if checkpoint else place
+    if not (folder / CHECKPOINTS).is_dir():
+        raise UserError(f"--resume {options.resume}: there is no run with checkpoints; name its folder, or say auto")
+    if options.run_dir is not None and Path(options.run_dir).resolve() != folder:
+        raise UserError(f"--resume {options.resume} goes on in that run's own folder; leave --run-dir out")
+    return Start(folder, True, int(checkpoint[1]) if checkpoint else None)
+
+
+# ---- how far
+
+
+@dataclass
+class Progress:
+    """How far a run has come: what its loop keeps from one step to the next."""
+
+    summary: object
+    step: int = 0
+    epoch: int = 0
+    place: int = 0  # steps done in this epoch
+    best: dict | None = None  # figures of the best model
+    tally: Tally = field(default_factory=Tally)  # of this epoch, as the rest
+    skipped: int = 0
+    infinite: int = 0
+    seconds: float = 0.0
+
+    def take(self, step, seconds):
+        """A step was done; the epoch has taken so many seconds by now."""
+        self.tally.add(step)
+        self.summary.step(step)
+        self.step, self.place, self.seconds = self.step + 1, self.place + 1, seconds
+
+    def end_epoch(self):
+        self.epoch, self.place = self.epoch + 1, 0
+        self.tally, self.skipped, self.infinite, self.seconds = Tally(), 0, 0, 0.0
+
+    def state_dict(self):
+        return {**vars(self), "summary": self.summary.state_dict(), "tally": self.tally.state_dict()}
+
+    def load_state_dict(self, state):
+        for name in ("step", "epoch", "place", "best", "skipped", "infinite", "seconds"):
+            setattr(self, name, state[name])
+        self.summary.load_state_dict(state["summary"])
+        self.tally = Tally.of(state["tally"])
+
+
+# ---- signals
+
+
+class Signals:
+    """SIGTERM asks for a checkpoint and the end, SIGUSR1 for a checkpoint; a second SIGTERM ends at once."""
+
+    def __init__(self):
+        self.wish, self.ended_by = 0, None
+        self._before = {}
+
+    def __enter__(self):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number, _):
+        if number == signal.SIGUSR1:
+            self.wish = max(self.wish, SAVE)
+            return
+        self.wish, self.ended_by = END, number
+        signal.signal(number, signal.SIG_DFL)
+
+
+# ---- keeping
+
+
+class Keeper:
+    """Saves and restores everything that the steps to come depend on. All ranks call it alike."""
+
+    def __init__(self, folder, options, ranks):
+        self._options, self._ranks, self._communicator = options, ranks, ranks.new_communicator()
+        self._checkpoints = Checkpoints(folder / CHECKPOINTS, self._communicator, options.keep_checkpoints)
+        self._steps, self._seconds = interval_of(options.checkpoint_interval)
+        self._last, self._last_time = None, time.monotonic()
+        self.seconds = 0.0  # that saving has taken
+
+    def find(self, step):
+        """The checkpoint to go on from; None where there is none yet."""
+        try:
+            return self._checkpoints.load(step)
+        except CheckpointError as error:
+            raise SharedError(f"{error}; begin anew without --resume, in another folder") from None
+
+    def watch(self, trainer, optimizer, progress, run, signals):
+        self._trainer, self._optimizer, self._progress = trainer, optimizer, progress
+        self._run, self._signals = run, signals
+
+    def step_is_done(self):
+        """Save if it is time to, or if somebody asks for it; end if that is asked for."""
+        wish = max(self._signals.wish, SAVE if self._is_due() else 0)
+        wishes = torch.tensor([wish])
+        self._communicator.allreduce(wishes, op="max")
+        if wishes.item():
+            self._signals.wish = 0
+            saved = self.save()
+            if wishes.item() == END:
+                self._end(saved)
+
+    def _is_due(self):
+        if self._steps is not None:
+            return self._progress.step % self._steps == 0
+        return self._ranks.is_first and time.monotonic() - self._last_time > self._seconds
+
+    def _end(self, saved):
+        kept = f"the checkpoint of step {self._progress.step} holds all of it" if saved else "it could not be saved"
+        log.warning("ended by SIGTERM after step %d: %s; --resume goes on", self._progress.step, kept)
+        self._ranks.barrier()  # launchers kill the rest once a rank has ended badly
+        sys.exit(SIGNAL_STATUS + signal.SIGTERM)
+
+    def save(self):
+        """Whether it was possible. Training goes on without, for a disk may have room again."""
+        here = self._progress.step, self._progress.epoch
+        if self._last == here:
+            return True
+        began = time.monotonic()
+        try:
+            self._checkpoints.save(self._progress.step, self._own_state(), self._common_state())
+        except CheckpointError as error:
+            log.warning("step %d: no checkpoint could be written (%s); training goes on", self._progress.step, error)
+            return False
+        finally:
+            self._last_time = time.monotonic()
+            self.seconds += self._last_time - began
+        self._last = here
+        log.debug("checkpoint of step %d: %.2f s", self._progress.step, self._last_time - began)
+        return True
+
+    def _own_state(self):
+        share = self._optimizer.state_dict()[STATE]
+        return {"trainer": self._trainer.state_dict(), "progress": self._progress.state_dict(), STATE: share}
+
+    def _common_state(self):
+        if not self._ranks.is_first:
+            return None
+        optimizer = self._optimizer.state_dict()
+        return {
+            "dnn": self._options.dnn,
+            "sizes": self._trainer.net.sizes,
+            "data": self._trainer.task.fingerprint,
+            "steps_per_epoch": self._trainer.steps_per_epoch,
+            "options": self._options.flat(),
+            "metrics": self._run.position(),
+            "parameters": {name: parameter.detach() for name, parameter in self._trainer.net.named_parameters()},
+            "optimizer": {key: value for key, value in optimizer.items() if key != STATE},
+        }
+
+    def restore(self, found):
+        """Put a checkpoint into what `watch` was given."""
+        try:
+            self._restore(found)
+        except _OF_STRANGE_CONTENT as error:
+            text = str(error) if isinstance(error, ValueError) else type(error).__name__
+            raise UserError(f"the checkpoint of step {found.step} does not fit this run ({text})") from None
+        self._last = self._progress.step, self._progress.epoch
+        self._checkpoints.discard_after(found.step)
+
+    def _restore(self, found):
+        own, common = found.state, found.common
+        self._trainer.net.load_state_dict({**common["parameters"], **own["trainer"]["buffers"]})
+        self._progress.load_state_dict(own["progress"])
+        if self._is_in_other_steps(found):
+            part = self._progress.place / common["steps_per_epoch"]
+            self._progress.place = int(part * self._trainer.steps_per_epoch)
+        self._trainer.load_state_dict(own["trainer"], self._progress, is_exact=not self._is_in_other_steps(found))
+        _check_shapes(common["optimizer"], self._optimizer)
+        self._optimizer.load_state_dict({**common["optimizer"], STATE: own[STATE]})
+        self._optimizer.averager.train_epoch = self._progress.epoch
+
+    def _is_in_other_steps(self, found):
+        return found.ranks != self._ranks.size or found.common["steps_per_epoch"] != self._trainer.steps_per_epoch
+
+    def close(self):
+        self._communicator.close()
+
+
+def _check_shapes(state, optimizer):
+    """Torch takes any, and fails in the next step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameters[index].shape:
+                raise ValueError(f"{name} of parameter {index} has the shape {tuple(value.shape)}")
+
+
+def check_found(found, trainer, options, size):
+    """Refuse another model's checkpoint; say, a line each, what makes this run differ from one that never ended."""
+    common = found.common if isinstance(found.common, dict) else {}
+    theirs, ours = (common.get("dnn"), common.get("sizes")), (options.dnn, trainer.net.sizes)
+    if theirs != ours:
+        raise UserError(
+            f"the checkpoint is of {_model(*theirs)}, and this run trains {_model(*ours)}; give the options of that run"
+        )
+    before, now = common.get("options"), options.flat()
+    if not isinstance(before, dict) or not isinstance(common.get("metrics"), int):
+        raise UserError(f"the checkpoint of step {found.step} is not one of this program's; choose another")
+    changed = [name for name in now if name not in _FREE and before.get(name) != now[name]]
+    lines = [f"--{name.replace('_', '-')} is {now[name]}, and was {before.get(name)}" for name in changed]
+    if common.get("data") != trainer.task.fingerprint:
+        lines.append("the data are not those of before")
+    if found.ranks != size:
+        lines.append(
+            f"saved by {found.ranks} ranks and taken up by {size}: residuals are shared out and none is lost; batches, "
+            "batch-norm statistics, thresholds and dropout are not those of a run that never ended"
+        )
+    return lines
+
+
+def _model(dnn, sizes):
+    if not isinstance(sizes, dict):
+        return "something else"
+    return f"{dnn} with " + ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def interval_of(word):
+    """(steps, None) or (None, seconds) of words like 500 and 15m."""
+    return (None, 60 * float(word[:-1])) if word.endswith("m") else (int(word), None)
+
+
+def size_of(options, parameters, ranks):
+    """About so many bytes a checkpoint takes: weights and momentum once, what was not sent yet on each rank."""
+    each = (1 if options.is_sparse else 0) + (1 if options.momentum_correction else 0)
+    return 4 * parameters * (2 + each * ranks - (1 if options.momentum_correction else 0))
