@@ -20,6 +20,7 @@ from .buffers import check_parameters, merge
 from .communicator import Communicator
 from .devices import Stopwatch, unsorted_scatters
 from .launchers import LostRanks, ranks_that_are_not_seen
+from .nodes import NodeReducer, Nodes
 from .reducer import Reducer
 from .registry import Settings, compressors, find_compressor
 from .report import Report
@@ -47,8 +48,9 @@ class GradientAverager:
         self._owns_communicator = not isinstance(communicator, Communicator)
         self.communicator = _communicator(communicator)
         sparse, dense = _split(trainable, self.settings)
+        self._nodes = Nodes(self.communicator, self.settings.ranks_per_node) if self.settings.hierarchical else None
         self._reducers = [
-            Reducer(merged, kind, self.settings, self.communicator)
+            self._reducer(merged, kind)
             for kind, group in ((self.compressor, sparse), (compressors["none"], dense))
             for merged in merge(group, self.settings.merge_size)
         ]
@@ -62,6 +64,11 @@ class GradientAverager:
         self._said = set()
         shapes = [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in trainable]
         insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
+
+    def _reducer(self, merged, compressor):
+        if self._nodes is None:
+            return Reducer(merged, compressor, self.settings, self.communicator)
+        return NodeReducer(merged, compressor, self.settings, self._nodes)
 
     def rank(self):
         return self.communicator.rank
@@ -224,6 +231,8 @@ class GradientAverager:
 
     def close(self):
         """On all ranks: gives the communicator back. Whoever averages after that is told so."""
+        if not self._closed and self._nodes is not None:
+            self._nodes.close()
         if not self._closed and self._owns_communicator:
             self.communicator.close()
         self._closed = True

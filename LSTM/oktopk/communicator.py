@@ -123,6 +123,18 @@ class Communicator(abc.ABC):
             self._receive(buffer, source)
             return self._arrive(buffer, torch.device(device))
 
+    def part(self, groups):
+        """A communicator of those ranks in `groups`, lists without a rank in common, among which this one is, or None.
+
+        All ranks call it. What the part does counts here.
+        """
+        with self._noted("part"):
+            mine = next((group for group in groups if self.rank in group), None)
+            part = self._part(groups, mine)
+        if part is not None:
+            part.traffic = self.traffic
+        return part
+
     def total(self):
         """The sums over all operations."""
         total = Traffic()
@@ -143,6 +155,10 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def duplicate(self):
         """Another communicator of the same ranks, whose messages never meet those of this one. All ranks call it."""
+
+    @abc.abstractmethod
+    def _part(self, groups, mine):
+        """See `part`; `mine` is this rank's group."""
 
     def tell_failure(self, cause):  # noqa: B027 - most need not, since their launcher says it
         """Leave word for the others of what fails here: they meet a `LostRanks` that says so."""

@@ -17,6 +17,8 @@ class Reducer:
     Either exists from the first reduction on that needs it.
     """
 
+    share = 1.0  # of a mean over the communicator's ranks in that over all
+
     def __init__(self, merged, compressor, settings, communicator):
         self.merged, self.settings, self.communicator = merged, settings, communicator
         self._compressor, self._ops = compressor, ops_for(merged.gradient.device)
@@ -54,6 +56,7 @@ class Reducer:
         else:
             before = self.communicator.total().seconds
             self.communicator.allreduce(self.merged.gradient, op="mean")
+            self._take_share(self.merged.gradient)
             report.seconds["demerge"] += watch.lap() - (self.communicator.total().seconds - before)
         self.reductions += 1
 
@@ -114,10 +117,15 @@ class Reducer:
         mean = reduction.mean.values if reduction.dense_mean is None else reduction.dense_mean
         if not (reduction.is_finite or self._ops.is_finite(mean)):
             raise BeyondFloat32
+        self._take_share(mean)
         if reduction.dense_mean is not None:
             self.merged.gradient.copy_(reduction.dense_mean)
         else:
             self._ops.put(self.merged.gradient, reduction.mean)
+
+    def _take_share(self, mean):
+        if self.share != 1:
+            mean.mul_(self.share)
 
     def _keep_overflow(self):
         """What a narrow parameter's gradient cannot hold of the mean stays with every rank: P times of it in all."""
@@ -127,7 +135,7 @@ class Reducer:
         for name, most in self.merged.narrow.items():
             mean = self.merged.views[name]
             within = mean.clamp(-most, most)
-            residuals[name].add_(mean - within)
+            residuals[name].add_(mean - within, alpha=1 / self.share)
             mean.copy_(within)
 
     # State, by parameter.

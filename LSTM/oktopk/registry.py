@@ -35,6 +35,8 @@ class Settings(Checked):
     exclude: str | None = option(None, TEXT, "parameters that stay dense: names or patterns, parted by commas")
     exclude_below: int | None = option(None, COUNT, "parameters with fewer elements stay dense")
     wire: str = option(AUTO, choice(AUTO, *wires), "what entries look like between ranks")
+    hierarchical: bool = option(False, FLAG, "dense within a node, sparse between nodes")
+    ranks_per_node: int | None = option(None, COUNT, "ranks that make a node; by default those of a host")
     # Momentum correction (Deep Gradient Compression, 3.1 to 3.3): each rank accumulates its own velocity and reduces
     # that in place of the gradient, for an optimizer without momentum. `velocity_clip` bounds what goes into it.
     momentum: float = option(0.0, DECAY)
@@ -46,6 +48,10 @@ class Settings(Checked):
     def excluded(self):
         """Patterns of names."""
         return [pattern.strip() for pattern in (self.exclude or "").split(",") if pattern.strip()]
+
+    def k_of(self, n):
+        """How many of n entries the density lets through."""
+        return max(1, int(n * self.density))
 
     def check_names(self, names):
         """A pattern that excludes nothing was meant otherwise."""
@@ -69,7 +75,7 @@ class Compressor:
 
     def make(self, communicator, device, n, settings):
         """(chooser, algorithm), with their state, for one flat gradient of n elements on this device."""
-        k, ops = max(1, int(n * settings.density)), ops_for(device)
+        k, ops = settings.k_of(n), ops_for(device)
         chooser = self.chooser
         if k >= n:  # everything is chosen: there is nothing to estimate
             chooser = ExactTopK

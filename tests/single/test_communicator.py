@@ -21,13 +21,18 @@ class Meeting:
 
     def __init__(self, size):
         self.size, self.shown, self.barrier = size, [None] * size, threading.Barrier(size)
-        self.mail = defaultdict(queue.Queue)
+        self.mail, self.parts = defaultdict(queue.Queue), {}
 
 
 class Threads(Communicator):
     def __init__(self, rank, meeting):
         super().__init__(rank, meeting.size)
         self._meeting = meeting
+
+    def _part(self, groups, mine):
+        if mine is None:
+            return None
+        return Threads(mine.index(self.rank), self._meeting.parts.setdefault(tuple(mine), Meeting(len(mine))))
 
     def _show(self, what):
         """What every rank shows."""

@@ -25,6 +25,7 @@ FLOORS = [
     "algorithms.topka algorithms.topksa algorithms.gtopk algorithms.oktopk",
     "registry",
     "reducer",
+    "nodes",
     "averager",
     "optimizer pieces testing.gradients testing.laws testing.meeting",
     "hooks testing.bench",

@@ -37,7 +37,8 @@ class Step:
 
     @cached_property
     def tolerance(self):
-        return EPSILON * sum(np.abs(each.astype(np.float64)) for each in self.acc) + SMALLEST * len(self.acc)
+        went_in = sum(np.abs(each.astype(np.float64)) for each in (*self.gradients, *self.before))
+        return EPSILON * went_in + SMALLEST * len(self.acc)
 
 
 def identical(step):

@@ -46,6 +46,10 @@ class Meeting(Communicator):
     def duplicate(self):
         return Meeting(self._inner.duplicate())
 
+    def _part(self, groups, mine):
+        part = self._inner.part(groups)
+        return None if part is None else Meeting(part)
+
     def abort(self, status):
         self._inner.abort(status)
 

@@ -11,6 +11,9 @@ class Alone(Communicator):
     def duplicate(self):
         return Alone()
 
+    def _part(self, groups, mine):
+        return None if mine is None else Alone()
+
     def abort(self, status):
         raise SystemExit(status)
 

@@ -37,6 +37,15 @@ class MPICommunicator(Communicator):
         with self._noted("duplicate"):
             return MPICommunicator(self._comm)
 
+    def _part(self, groups, mine):
+        colour = self._mpi.UNDEFINED if mine is None else groups.index(mine)
+        ranks = self._comm.Split(colour)
+        if mine is None:
+            return None
+        part = MPICommunicator(ranks)
+        ranks.Free()
+        return part
+
     def close(self):
         """Give the communicator back: MPI has two thousand or so."""
         self._comm.Free()

@@ -23,12 +23,14 @@ _THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memo
 class ProcessGroupCommunicator(Communicator):
     """Over a group of its own with the ranks of `group`. All that is not summed travels as bytes, in uneven parts."""
 
-    def __init__(self, group):
+    def __init__(self, group, ranks=None):
+        """All ranks of the group, or those of them with these numbers in it."""
         by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-        self._members = dist.get_process_group_ranks(group)
+        members = dist.get_process_group_ranks(group)
+        self._members = members if ranks is None else [members[rank] for rank in ranks]
         self._group = _own_group(tuple(self._members), by_device, _time_limit(group, next(iter(by_device))))
         _open.add(self)
-        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        super().__init__(self._members.index(dist.get_rank()), len(self._members))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
             self._direct.remove("cpu")
@@ -45,6 +47,9 @@ class ProcessGroupCommunicator(Communicator):
     def duplicate(self):
         with self._noted("duplicate"):
             return ProcessGroupCommunicator(self._group)
+
+    def _part(self, groups, mine):
+        return None if mine is None else ProcessGroupCommunicator(self._group, mine)
 
     def close(self):
         if self._group is not None:
