@@ -223,9 +223,11 @@ class _Reader(pickle._Unpickler):  # the one in C takes any memory that an index
         return type(value)(self.filled(each) for each in value)
 
     def _tensor(self, storage, offset, size, stride):
-        if storage not in self.storages:
-            self.storages[storage] = self._numbers(*storage)
-        flat = self.storages[storage]
+        if storage.key not in self.storages:
+            self.storages[storage.key] = storage, self._numbers(*storage)
+        first, flat = self.storages[storage.key]
+        if first != storage:
+            raise DamagedFile("has one part as two kinds of numbers")
         if torch.Size(size).numel() > len(flat):
             raise DamagedFile("has a tensor that claims more numbers than are there")
         return flat.as_strided(size, stride, offset)
