@@ -107,7 +107,7 @@ def read(path, size=None, digest=None):
     Files that `torch.save` made without a seal are taken where none is asked for.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedFile(f"{path} is not a regular file")
@@ -119,6 +119,11 @@ def read(path, size=None, digest=None):
     except _OF_DAMAGED_FILES:
         # Not torch's words, nor Python's: some advise to load the file in a way that lets it run code.
         raise DamagedFile(f"{path} cannot be read, or holds what such a file does not") from None
+
+
+def _at_once(path, flags):
+    """A pipe would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(file, size, digest):
