@@ -1,6 +1,8 @@
-"""What two runs left behind, compared bit for bit."""
+"""What two runs left behind, compared bit for bit; and a disk that is full."""
 
 import json
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -65,3 +67,14 @@ def _bits(value):
     if not isinstance(value, torch.Tensor):
         return repr(value)
     return value.dtype, value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@contextmanager
+def files_up_to(size):
+    """A disk that has no room for larger ones."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

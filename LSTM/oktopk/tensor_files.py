@@ -84,9 +84,9 @@ def write_bytes(path, content):
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
-    except OSError:
+    except OSError as error:
         partial.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(path):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from oktopk.tensor_files import DamagedFile, read, sealed, write
-from runs import differences
+from runs import differences, files_up_to
 
 CUTS, FLIPS = 50, 100
 CONTENT = {
@@ -203,13 +203,8 @@ def test_what_is_no_file_is_said_to_be_none(tmp_path):
 
 def test_a_full_disk_leaves_the_file_before(file):
     write(file, {"a": torch.zeros(10)})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            write(file, {"a": torch.zeros(10_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_up_to(10_000), pytest.raises(OSError, match=r"too large: .*file\.pt"):
+        write(file, {"a": torch.zeros(10_000)})
     assert os.listdir(file.parent) == ["file.pt"]
     assert torch.equal(read(file)["a"], torch.zeros(10))
 
