@@ -48,17 +48,17 @@ def killed_and_resumed(run, options, kills, ranks, launch, dice):
     assert done.returncode == 0, done.stderr
 
 
-def main():
+def main(arguments):
+    arguments, more = (arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--torchrun", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("options", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     launch = run_torch_ranks if given.torchrun else run_ranks
-    options = [*SMALL, *OFTEN, "--data-dir", given.data.absolute(), "--compression", *given.options]
+    options = [*SMALL, *OFTEN, "--data-dir", given.data.absolute(), "--compression", *more]
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=os.environ.get("TMPDIR")))
     done = start(None, folder / "whole", options, given.ranks, launch, seconds=1000)
     assert done.returncode == 0, done.stderr
@@ -73,4 +73,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] if "--" in sys.argv else [*sys.argv[1:], "--"])

@@ -1,6 +1,6 @@
 """Runs main_trainer with the arguments after the first, and is killed: argv[1] is JSON of rank, moment, call and part.
 
-The rank ends itself with SIGKILL, when so large a part of that call (the last one's time) has passed.
+The rank gets SIGKILL (or another `number`), when so large a part of that call (the last one's time) has passed.
 """
 
 import functools
@@ -26,11 +26,7 @@ MOMENTS = {
 FIRST = 0.01  # seconds, about, that a call takes which was not made before
 
 
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def doomed(action, call, part):
+def doomed(action, call, part, number=signal.SIGKILL):
     calls, seconds = 0, FIRST
 
     @functools.wraps(action)
@@ -38,7 +34,7 @@ def doomed(action, call, part):
         nonlocal calls, seconds
         calls += 1
         if calls == call:
-            threading.Timer(part * seconds, kill).start()
+            threading.Timer(part * seconds, os.kill, (os.getpid(), number)).start()
         started = time.monotonic()
         try:
             return action(*arguments, **named)
@@ -48,7 +44,7 @@ def doomed(action, call, part):
     return wrapped
 
 
-def arm(rank, moment, call, part):
+def arm(rank, moment, **plan):
     """As soon as it is known which rank this is."""
     made = Ranks.__init__
 
@@ -56,7 +52,7 @@ def arm(rank, moment, call, part):
         made(self, communicator)
         if self.rank == rank:
             owner, name = MOMENTS[moment]
-            setattr(owner, name, doomed(getattr(owner, name), call, part))
+            setattr(owner, name, doomed(getattr(owner, name), **plan))
 
     Ranks.__init__ = armed
 
