@@ -5,7 +5,9 @@
 # Every variable of exp_configs/$config.conf can be set from outside (lr=0.05 bash lstm_oktopk.sh), and these:
 #
 #   DRY_RUN=1    print the launch command instead of running it
-#   config       which of exp_configs
+#   config       which of exp_configs: the name of one, for they are shell and are run
+#   resume       auto: go on with the newest run of the same name, or begin one, so that a job that met its wall time
+#                is sent again as it is; or the folder of a run
 #   nworkers     ranks; by default nwpernode on each node of the job, and 2 without a scheduler
 #   nwpernode    ranks of a node; by default 4, the GPUs of a Polaris node, or what Slurm was asked for
 #   depth        cores of a rank; by default 8 under PBS: a Polaris node has 32
@@ -51,6 +53,7 @@ check_counts() {
 
 read_config() {
     local file="$root/exp_configs/$config.conf"
+    [[ "$config" != */* ]] || fail "config=$config: expected the name of one in exp_configs, without its folder"
     [[ -f "$file" ]] || fail "config=$config: there is no $file; exp_configs holds $(cd "$root/exp_configs" && echo ./*)"
     # shellcheck source=exp_configs/quickstart.conf
     source "$file"
@@ -253,6 +256,7 @@ if [[ "$program" == */main_trainer.py ]]; then
     )
     [[ -z "${hidden_size-}" ]] || command+=(--hidden-size "$hidden_size")
     [[ -z "${hidden_layers-}" ]] || command+=(--hidden-layers "$hidden_layers")
+    [[ -z "${resume-}" ]] || command+=(--resume "$resume")
 fi
 case "$program" in
     */main_trainer.py | */doctor.py | */bench_allreduce.py)

@@ -29,7 +29,7 @@ from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
-from oktopk_training.resuming import Keeper, Progress, Signals, check_found, start_of
+from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
 from oktopk_training.saved_models import save_model
@@ -96,9 +96,10 @@ def own_device(device, ranks):
 def open_log(trainer, options, plan, ranks, found, resumes):
     if not ranks.is_first:
         return NoRunLog()
+    if options.resume and found is None:
+        log.warning("--resume %s: there is no whole checkpoint yet, so the run begins anew", options.resume)
     if resumes and found is None:
         set_aside(options.run_dir)
-        log.warning("%s has no whole checkpoint yet: the run begins anew", options.run_dir)
     went_on_at = found and (found.step, found.common["metrics"])
     return RunLog(options.run_dir, config_of(options, trainer.task.figures, ranks), plan.steps, went_on_at)
 
@@ -140,12 +141,12 @@ def train(job, plan, found, changes):
             validate(job)
         progress.end_epoch()
         if validates:
-            job.keeper.save()
+            job.keeper.model_is_validated()
     job.optimizer.stop()
     run.event("summary", **progress.summary.record())
     for line in progress.summary.table():
         log.info("%s", line)
-    log.debug("checkpoints took %.1f s in all", job.keeper.seconds)
+    log.info("%d checkpoints took %.1f s", job.keeper.saved, job.keeper.seconds)
     report_best(job)
 
 
@@ -302,6 +303,11 @@ def announce(trainer, options, ranks, plan, run):
     if options.nwpernode not in (None, ranks.local_size):
         log.warning("--nwpernode %d, but this node has %d of the ranks", options.nwpernode, ranks.local_size)
     reports.announce_plan(log, plan, options, ranks)
+    log.info(
+        "a checkpoint every %s%s and at validations, the newest %d kept; each takes about %.1f MB",
+        *(options.checkpoint_interval, "" if options.checkpoint_interval.endswith("m") else " steps"),
+        *(options.keep_checkpoints, size_of(options, parameters, ranks.size) / 1e6),
+    )
     if ranks.size > 1 and any(buffer.is_floating_point() for buffer in trainer.net.buffers()):
         log.info("batch-norm statistics are averaged over the ranks before validation and saving")
 

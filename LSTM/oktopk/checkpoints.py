@@ -82,9 +82,10 @@ class Checkpoints:
         tensor_files.write_bytes(place / WHOLE, json.dumps(index).encode())
         tensor_files.sync_folder(self.folder)
         kept = {path for _, path in sorted(_whole(self.folder).items())[-self.keep :]}
-        for step, path in _folders(self.folder):
-            if path not in kept and step <= index["step"]:
-                _remove(path)
+        with suppress(OSError):  # what cannot go now may go the next time
+            for step, path in _folders(self.folder):
+                if path not in kept and step <= index["step"]:
+                    _remove(path)
 
     def steps(self):
         """Those that count, the newest first."""
@@ -117,7 +118,7 @@ class Checkpoints:
         place = _whole(self.folder).get(step, self.folder)
 
         def read():
-            index = _read_index(place)
+            index = _read_index(place, step)
             old, takers = sources(rank, size, index["ranks"])
             states = [_read_part(place, _part(each), index) for each in old]
             common = _read_part(place, COMMON, index) if COMMON in index["files"] else None
@@ -198,17 +199,19 @@ def _remove(place):
     shutil.rmtree(place)
 
 
-def _read_index(place):
-    """The index of a checkpoint, once it is known to be one."""
+def _read_index(place, step):
+    """The index of a checkpoint, once it is known to be that of this step, with a part from each of its ranks."""
     path = place / WHOLE
     try:
         if not path.is_file() or path.stat().st_size > MOST_OF_AN_INDEX:
             raise ValueError
         index = json.loads(path.read_bytes())
-        fits = isinstance(index["ranks"], int) and index["ranks"] > 0 and isinstance(index["files"], dict)
-        if not fits or any(_part(rank) not in index["files"] for rank in range(index["ranks"])):
+        ranks, names = index["ranks"], index["files"].keys() - {COMMON}
+        if index["step"] != step or type(ranks) is not int or len(names) != ranks or _part(ranks - 1) not in names:
             raise ValueError
-    except (ValueError, LookupError, TypeError, RecursionError):
+        if names != {_part(rank) for rank in range(ranks)}:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise DamagedFile(f"{path} is not the index of a checkpoint, or it is damaged") from None
     return index
 

@@ -84,9 +84,9 @@ def write_bytes(path, content):
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
-    except OSError:
+    except OSError as error:
         partial.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(path):
@@ -107,7 +107,7 @@ def read(path, size=None, digest=None):
     Files that `torch.save` made without a seal are taken where none is asked for.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedFile(f"{path} is not a regular file")
@@ -119,6 +119,11 @@ def read(path, size=None, digest=None):
     except _OF_DAMAGED_FILES:
         # Not torch's words, nor Python's: some advise to load the file in a way that lets it run code.
         raise DamagedFile(f"{path} cannot be read, or holds what such a file does not") from None
+
+
+def _at_once(path, flags):
+    """A pipe would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(file, size, digest):
@@ -223,9 +228,11 @@ class _Reader(pickle._Unpickler):  # the one in C takes any memory that an index
         return type(value)(self.filled(each) for each in value)
 
     def _tensor(self, storage, offset, size, stride):
-        if storage not in self.storages:
-            self.storages[storage] = self._numbers(*storage)
-        flat = self.storages[storage]
+        if storage.key not in self.storages:
+            self.storages[storage.key] = storage, self._numbers(*storage)
+        first, flat = self.storages[storage.key]
+        if first != storage:
+            raise DamagedFile("has one part as two kinds of numbers")
         if torch.Size(size).numel() > len(flat):
             raise DamagedFile("has a tensor that claims more numbers than are there")
         return flat.as_strided(size, stride, offset)

@@ -1,13 +1,14 @@
 """What a run needs to go on where it was ended, and when that is saved: at intervals, validations and signals."""
 
 import logging
+import os
 import re
 import signal
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -16,6 +17,7 @@ from oktopk.optimizer import STATE
 
 from .errors import SharedError, UserError
 from .places import find_folder
+from .reports import take
 from .run_layout import CHECKPOINTS, METRICS
 from .step import Tally
 
@@ -27,7 +29,7 @@ SAVE, END = 1, 2
 # What may be another when a run goes on, for the steps do not depend on it.
 _FREE = {
     *("run_dir", "resume", "checkpoint_interval", "keep_checkpoints", "watchdog", "max_epochs", "val_interval"),
-    *("transport", "nworkers", "nwpernode", "device", "data_dir", "pretrain"),
+    *("nworkers", "nwpernode", "data_dir", "pretrain"),
 }
 _OF_STRANGE_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
@@ -50,17 +52,16 @@ def start_of(options, runs):
     if options.run_dir is not None:
         folder = Path(options.run_dir).absolute()
         return Start(folder, (folder / METRICS).exists())
-    with_checkpoints = {path.parents[2]: path.stat().st_mtime for path in runs.glob(f"*/{CHECKPOINTS}/step-*/{WHOLE}")}
-    newest = max(with_checkpoints, key=with_checkpoints.get, default=None)
-    return Start(newest, newest is not None)
+    newest = max(runs.glob(f"*/{METRICS}"), key=os.path.getmtime, default=None)
+    return Start(newest and newest.parent, newest is not None)
 
 
 def _named_start(options):
     place = find_folder(options.resume, "--resume", "name a run's folder, or a checkpoint in it")
     checkpoint = re.fullmatch(r"step-(\d{1,18})", place.name)
     folder = place.parents[1] if checkpoint else place
-    if not (folder / CHECKPOINTS).is_dir():
-        raise UserError(f"--resume {options.resume}: there is no run with checkpoints; name its folder, or say auto")
+    if not any(folder.glob(f"{CHECKPOINTS}/step-*/{WHOLE}")):
+        raise UserError(f"--resume {options.resume}: there is no whole checkpoint; name a run's folder that has one")
     if options.run_dir is not None and Path(options.run_dir).resolve() != folder:
         raise UserError(f"--resume {options.resume} goes on in that run's own folder; leave --run-dir out")
     return Start(folder, True, int(checkpoint[1]) if checkpoint else None)
@@ -107,27 +108,25 @@ class Progress:
 
 
 class Signals:
-    """SIGTERM asks for a checkpoint and the end, SIGUSR1 for a checkpoint; a second SIGTERM ends at once."""
+    """SIGTERM asks for a checkpoint and the end, SIGUSR1 for a checkpoint. Schedulers may send each several times."""
+
+    wishes: ClassVar = {signal.SIGTERM: END, signal.SIGUSR1: SAVE}
 
     def __init__(self):
-        self.wish, self.ended_by = 0, None
-        self._before = {}
+        self._heard, self._before = [], {}
 
     def __enter__(self):
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            self._before[number] = signal.signal(number, self._hear)
+        for number in self.wishes:
+            self._before[number] = signal.signal(number, lambda number, _: self._heard.append(self.wishes[number]))
         return self
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number, _):
-        if number == signal.SIGUSR1:
-            self.wish = max(self.wish, SAVE)
-            return
-        self.wish, self.ended_by = END, number
-        signal.signal(number, signal.SIG_DFL)
+    def wish(self):
+        """What was asked for since the last time."""
+        return max(take(self._heard), default=0)
 
 
 # ---- keeping
@@ -141,7 +140,7 @@ class Keeper:
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, self._communicator, options.keep_checkpoints)
         self._steps, self._seconds = interval_of(options.checkpoint_interval)
         self._last, self._last_time = None, time.monotonic()
-        self.seconds = 0.0  # that saving has taken
+        self.saved, self.seconds = 0, 0.0  # what it has taken
 
     def find(self, step):
         """The checkpoint to go on from; None where there is none yet."""
@@ -156,12 +155,16 @@ class Keeper:
 
     def step_is_done(self):
         """Save if it is time to, or if somebody asks for it; end if that is asked for."""
-        wish = max(self._signals.wish, SAVE if self._is_due() else 0)
-        wishes = torch.tensor([wish])
+        self._heed(SAVE if self._is_due() else 0)
+
+    def model_is_validated(self):
+        self._heed(SAVE)
+
+    def _heed(self, wish):
+        wishes = torch.tensor([max(wish, self._signals.wish())])  # of any rank: launchers may tell only some
         self._communicator.allreduce(wishes, op="max")
         if wishes.item():
-            self._signals.wish = 0
-            saved = self.save()
+            saved = self._save()
             if wishes.item() == END:
                 self._end(saved)
 
@@ -176,7 +179,7 @@ class Keeper:
         self._ranks.barrier()  # launchers kill the rest once a rank has ended badly
         sys.exit(SIGNAL_STATUS + signal.SIGTERM)
 
-    def save(self):
+    def _save(self):
         """Whether it was possible. Training goes on without, for a disk may have room again."""
         here = self._progress.step, self._progress.epoch
         if self._last == here:
@@ -190,7 +193,7 @@ class Keeper:
         finally:
             self._last_time = time.monotonic()
             self.seconds += self._last_time - began
-        self._last = here
+        self._last, self.saved = here, self.saved + 1
         log.debug("checkpoint of step %d: %.2f s", self._progress.step, self._last_time - began)
         return True
 
@@ -230,10 +233,10 @@ class Keeper:
         if self._is_in_other_steps(found):
             part = self._progress.place / common["steps_per_epoch"]
             self._progress.place = int(part * self._trainer.steps_per_epoch)
-        self._trainer.load_state_dict(own["trainer"], self._progress, is_exact=not self._is_in_other_steps(found))
         _check_shapes(common["optimizer"], self._optimizer)
         self._optimizer.load_state_dict({**common["optimizer"], STATE: own[STATE]})
         self._optimizer.averager.train_epoch = self._progress.epoch
+        self._trainer.load_state_dict(own["trainer"], self._progress, is_exact=not self._is_in_other_steps(found))
 
     def _is_in_other_steps(self, found):
         return found.ranks != self._ranks.size or found.common["steps_per_epoch"] != self._trainer.steps_per_epoch
@@ -286,6 +289,7 @@ def interval_of(word):
 
 
 def size_of(options, parameters, ranks):
-    """About so many bytes a checkpoint takes: weights and momentum once, what was not sent yet on each rank."""
-    each = (1 if options.is_sparse else 0) + (1 if options.momentum_correction else 0)
-    return 4 * parameters * (2 + each * ranks - (1 if options.momentum_correction else 0))
+    """About so many bytes a checkpoint takes: weights and momentum once, what is each rank's own for each."""
+    momenta = ranks if options.momentum_correction else 1
+    residuals = ranks if options.is_sparse else 0
+    return 4 * parameters * (1 + momenta + residuals)

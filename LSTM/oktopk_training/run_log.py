@@ -53,6 +53,8 @@ def run_folder(path, name, resumes=False):
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
     if taken:
         raise _taken(path)
+    if resumes:
+        _refuse_a_live_run(path)
     if not chosen:
         path = _unused(path)
         new = [path, *(folder for folder in new if folder in path.parents)]
@@ -117,7 +119,7 @@ class RunLog:
         self._position, self._loses = position, False
         if went_on_at is not None:
             self._metrics = _take_up(folder, position)
-            self._open(first)
+            self._open(config, first)
         else:
             with ExitStack() as undo:
                 self._metrics = undo.enter_context(_claim(folder))
@@ -125,17 +127,17 @@ class RunLog:
                 if not (folder / CHECKPOINTS).exists():
                     make_folder(folder / CHECKPOINTS)
                     undo.callback((folder / CHECKPOINTS).rmdir)
-                with atomic_write(folder / CONFIG) as file:
-                    json.dump(config, file, indent=2, allow_nan=False)
-                    file.write("\n")
-                self._open(first)
+                self._open(config, first)
                 undo.pop_all()  # now there is a run
         bar = {"file": sys.stderr, "disable": not sys.stderr.isatty(), "dynamic_ncols": True}
         self._bar = tqdm(total=steps, initial=first, unit="step", **bar)
 
-    def _open(self, first):
+    def _open(self, config, first):
         from .board import Board  # only rank 0 needs it
 
+        with atomic_write(self.folder / CONFIG) as file:
+            json.dump(config, file, indent=2, allow_nan=False)
+            file.write("\n")
         with writing(self.folder):
             self._board = Board(make_folder(self.folder / TENSORBOARD), first)
             self._file = _to_file(self.folder / LOG)
@@ -283,6 +285,12 @@ def _take_up(folder, position):
             log.warning("%s is shorter than at the checkpoint: some records are lost", folder / METRICS)
         file.truncate(min(position, length))
         return file
+
+
+def _refuse_a_live_run(folder):
+    if (folder / METRICS).exists():
+        with writing(folder / METRICS), open(folder / METRICS, "a", encoding="utf-8") as file:
+            _locked(file, folder)
 
 
 def set_aside(folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from corpora import PROJECT, make_corpus
+from runs import records
 
 SCRIPTS = sorted(path.name for path in (PROJECT / "LSTM").glob("lstm_*.sh"))
 CONFIGS = sorted(path.stem for path in (PROJECT / "exp_configs").glob("*.conf"))
@@ -320,6 +321,7 @@ REFUSALS = {
     "too many workers": ({"nworkers": 8, "nwpernode": 2}, "nworkers=8, but there is room for 2"),
     "no number": ({"nworkers": "two"}, "nworkers=two: expected a whole number"),
     "no such config": ({"config": "typo"}, "config=typo: there is no"),
+    "a config from elsewhere": ({"config": "../lstm"}, "config=../lstm: expected the name of one in exp_configs"),
     "no such transport": ({"transport": "nccl"}, "transport=nccl: expected auto, mpi or torch"),
     "no such port": ({"transport": "torch", "MASTER_PORT": "http"}, "MASTER_PORT=http: expected a whole number"),
     "no such launcher": ({"launcher": "pdsh"}, "launcher=pdsh: there is no such command"),
@@ -426,17 +428,27 @@ def test_only_gpus_that_the_scheduler_allows_are_given(machine, allowed, given):
         assert done.stdout.strip() == expected
 
 
-def test_a_script_trains_on_this_machine(machine, tmp_path):
+def test_a_job_goes_on_where_one_like_it_was_ended(machine):
+    assert "--resume" not in machine.launch_line("lstm_oktopk.sh")
+    line = machine.launch_line("lstm_oktopk.sh", "--seed", 3, resume="auto", **machine.pbs(2))
+    assert line.endswith(" --resume auto --seed 3")
+    assert machine.launch_line("lstm_oktopk.sh", resume="a run").endswith(r" --resume a\ run")
+    assert "--resume" not in machine.launch_line("lstm_oktopk.sh", resume="auto", program=DOCTOR)
+
+
+def test_a_script_trains_on_this_machine_and_sent_again_goes_on(machine, tmp_path):
     """From another folder, with the launcher beside this Python, past the start of the sparse phase."""
     corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
     small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = machine.run(
-        "lstm_topkDSA.sh", "--run-dir", run, "--device", "cpu", path=path, data_dir=corpus, OMP_NUM_THREADS=1, **small
-    )
-    assert done.returncode == 0, done.stderr
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
+    small |= {"resume": "auto", "data_dir": corpus, "OMP_NUM_THREADS": 1}
+    for epochs in (1, 2):
+        small["max_epochs"] = epochs
+        done = machine.run("lstm_topkDSA.sh", "--run-dir", run, "--device", "cpu", path=path, **small)
+        assert done.returncode == 0, done.stderr
+    phases = [record["phase"] for record in records(run) if record["kind"] == "iter"]
+    assert phases == ["dense", "sparse", "sparse", "sparse"]
+    assert [record["iter"] for record in records(run) if record.get("name") == "resumed"] == [2]
     options = json.loads((run / "config.json").read_text())["options"]
     assert (options["nworkers"], options["compressor"], options["lr"]) == (2, "topkDSA", 0.01)
 
@@ -452,8 +464,7 @@ def test_a_script_trains_by_torch_with_an_mpi_launcher_and_without(machine, tmp_
     variables = {"transport": "torch", "data_dir": corpus, "OMP_NUM_THREADS": 1, **without_mpi, **small}
     done = machine.run("lstm_oktopk.sh", "--run-dir", run, "--device", "cpu", path=path, **variables)
     assert done.returncode == 0, done.stderr
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    assert [record["phase"] for record in records if record["kind"] == "iter"] == ["dense", "sparse"]
+    assert [record["phase"] for record in records(run) if record["kind"] == "iter"] == ["dense", "sparse"]
     config = json.loads((run / "config.json").read_text())
     assert (config["ranks"], config["options"]["transport"]) == (2, "torch")
 

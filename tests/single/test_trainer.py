@@ -176,8 +176,8 @@ def test_accumulated_batches_step_as_one_larger_batch(text_corpus, text_options,
         trainer.net.eval()  # no dropout
     whole = [next(iter(large.task.batches(0)))]
     halves = [tuple(part[:, side] for part in whole[0]) for side in (slice(0, 4), slice(4, 8))]
-    monkeypatch.setattr(large.task, "batches", lambda _: iter(whole))
-    monkeypatch.setattr(small.task, "batches", lambda _: iter(halves))
+    monkeypatch.setattr(large.task, "batches", lambda *_: iter(whole))
+    monkeypatch.setattr(small.task, "batches", lambda *_: iter(halves))
     original = small.task.loss
 
     def without_memory(net, batch):

@@ -136,8 +136,11 @@ def test_a_recording_that_is_emptied_meanwhile_ends_the_run_by_its_name(tmp_path
 OPTIONS = {
     "unknown option": (["--learning-rate", "1"], ["--learning-rate"]),
     "abbreviation": (["--max-epoch", "1"], ["--max-epoch"]),
-    "not offered yet": (["--resume", "auto"], ["--resume", "not offered yet", "--pretrain"]),
-    "not offered either": (["--checkpoint_interval=5"], ["--checkpoint-interval", "not offered yet", "--pretrain"]),
+    "resume nothing": (["--resume="], ["--resume", "not empty"]),
+    "resume what is nowhere": (["--resume", "no_run"], ["--resume", "no_run", "name a run's folder"]),
+    "no interval": (["--checkpoint_interval=0"], ["--checkpoint-interval", "steps (500) or minutes (15m)", "'0'"]),
+    "another unit": (["--checkpoint-interval", "5h"], ["--checkpoint-interval", "'5h'"]),
+    "keep none": (["--keep-checkpoints", "0"], ["--keep-checkpoints", "above 0"]),
     "unknown compressor": (["--compressor", "gzip"], ["--compressor", "'gzip'", "oktopk", "topkDSA", "dense"]),
     "density zero": (["--density", "0"], ["--density", "above 0", "'0'"]),
     "density above one": (["--density", "1.5"], ["--density", "at most 1", "'1.5'"]),

@@ -1,0 +1,207 @@
+"""Checkpoints of a job: which count, which is taken, and what becomes of residuals on another number of ranks."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oktopk.checkpoints import CheckpointError, Checkpoints
+from oktopk.shares import regrouped, sources
+from oktopk.transports.alone import Alone
+from runs import files_up_to
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", Alone())
+
+
+def state(number):
+    return {"weights": torch.full((100,), float(number)), "number": number}
+
+
+def saved(checkpoints, *steps):
+    for step in steps:
+        checkpoints.save(step, state(step), {"common": step})
+    return checkpoints
+
+
+def flip(path, place, bit=0):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_where_there_is_none_there_is_none(checkpoints):
+    assert checkpoints.load() is None
+    assert checkpoints.steps() == []
+    with pytest.raises(CheckpointError, match="no whole checkpoint of step 3"):
+        checkpoints.load(3)
+
+
+def test_the_newest_is_taken_or_the_one_that_is_asked_for(checkpoints):
+    saved(checkpoints, 1, 2, 3)
+    found = checkpoints.load()
+    assert (found.step, found.ranks, found.common, found.state["number"]) == (3, 1, {"common": 3}, 3)
+    assert torch.equal(found.state["weights"], state(3)["weights"])
+    assert checkpoints.load(2).state["number"] == 2
+
+
+def test_the_newest_are_kept(checkpoints):
+    saved(checkpoints, 1, 5, 10, 200)
+    assert checkpoints.steps() == [200, 10, 5]
+    assert len(os.listdir(checkpoints.folder)) == 3
+
+
+def test_what_is_not_whole_does_not_count_and_makes_room(checkpoints):
+    saved(checkpoints, 1, 2)
+    (checkpoints.folder / "step-00000002" / "whole.json").unlink()
+    (checkpoints.folder / "notes").write_text("")
+    (checkpoints.folder / "step-9").symlink_to("nowhere")
+    assert checkpoints.load().step == 1
+    checkpoints.save(2, state(7))
+    assert checkpoints.load().state["number"] == 7
+    assert checkpoints.load().common is None
+
+
+def test_a_checkpoint_of_the_same_step_counts_until_its_successor_is_whole(checkpoints):
+    saved(checkpoints, 4)
+    with files_up_to(1000), pytest.raises(CheckpointError, match="too large"):
+        checkpoints.save(4, {"much": torch.zeros(10_000)})
+    assert checkpoints.load().state["number"] == 4
+    checkpoints.save(4, state(5))
+    assert checkpoints.load().state["number"] == 5
+    assert os.listdir(checkpoints.folder) == ["step-00000004"]
+
+
+def test_a_save_of_the_same_step_that_was_killed_leaves_the_one_before(checkpoints):
+    saved(checkpoints, 3, 4)
+    (checkpoints.folder / "step-00000004").rename(checkpoints.folder / "step-00000004.before")
+    (checkpoints.folder / "step-00000004").mkdir()
+    assert checkpoints.load().step == 4
+    saved(checkpoints, 5)
+    assert sorted(os.listdir(checkpoints.folder)) == ["step-00000003", "step-00000004.before", "step-00000005"]
+    saved(checkpoints, 4)
+    assert sorted(os.listdir(checkpoints.folder)) == ["step-00000003", "step-00000004", "step-00000005"]
+
+
+def test_a_full_disk_leaves_the_last_good_one_and_no_rubbish(checkpoints):
+    saved(checkpoints, 1)
+    with files_up_to(1000), pytest.raises(CheckpointError, match=r"rank-0\.pt.*too large"):
+        checkpoints.save(2, {"much": torch.zeros(10_000)})
+    assert os.listdir(checkpoints.folder) == ["step-00000001"]
+    assert checkpoints.load().step == 1
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_its_own(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        Checkpoints(tmp_path / "file", Alone()).save(1, {})
+
+
+@pytest.mark.parametrize("name", ["rank-0.pt", "common.pt", "whole.json"])
+def test_a_damaged_one_is_said_and_the_one_before_is_taken(name, checkpoints, caplog):
+    saved(checkpoints, 1, 2)
+    flip(checkpoints.folder / "step-00000002" / name, 40)
+    with caplog.at_level(logging.WARNING, "oktopk"):
+        assert checkpoints.load().state["number"] == 1
+    (said,) = caplog.messages
+    assert f"step-00000002/{name}" in said
+    assert "the checkpoint before it is taken" in said
+    (checkpoints.folder / "step-00000001" / "rank-0.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: .*step-00000001/rank-0.pt is missing"):
+        checkpoints.load()
+    with pytest.raises(CheckpointError, match=f"step-00000002/{name}"):
+        checkpoints.load(2)
+
+
+def test_no_bit_of_the_index_can_change_unnoticed(checkpoints):
+    saved(checkpoints, 4)
+    index = checkpoints.folder / "step-00000004" / "whole.json"
+    for place in range(index.stat().st_size):
+        for bit in range(8):
+            flip(index, place, bit)
+            with pytest.raises(CheckpointError):
+                checkpoints.load()
+            flip(index, place, bit)
+    assert checkpoints.load().step == 4
+
+
+INDICES = [
+    *("", "{", "[]", "null", "7", '"x"', "[" * 100_000, "{}", '{"ranks": 1}', '{"step": 4, "ranks": 1, "files": []}'),
+    *(
+        '{"step": 4, "ranks": 1000000000000, "files": {}}',
+        '{"step": 4, "ranks": true, "files": {"rank-0.pt": [1, ""]}}',
+    ),
+    *('{"step": 4, "ranks": 1, "files": {"rank-0.pt": 5}}', '{"step": 4, "ranks": -1, "files": {}}'),
+    '{"step": 4, "ranks": 1, "files": {"../../rank-0.pt": [1, ""]}}',
+]
+
+
+@pytest.mark.parametrize("content", INDICES, ids=range(len(INDICES)))
+def test_an_index_that_is_none_is_refused(content, checkpoints):
+    saved(checkpoints, 4)
+    (checkpoints.folder / "step-00000004" / "whole.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"whole\.json is not the index of a checkpoint, or it is damaged"):
+        checkpoints.load()
+
+
+def test_parts_of_another_checkpoint_are_not_taken(checkpoints):
+    saved(checkpoints, 1, 2)
+    older, newer = (checkpoints.folder / f"step-0000000{step}" for step in (1, 2))
+    (newer / "rank-0.pt").write_bytes((older / "rank-0.pt").read_bytes())
+    assert checkpoints.load().step == 1
+
+
+def test_what_lies_after_the_step_that_is_gone_on_from_is_discarded(checkpoints):
+    saved(checkpoints, 1, 2, 3)
+    checkpoints.discard_after(1)
+    assert checkpoints.steps() == [1]
+
+
+# ---- another number of ranks
+
+
+def share(rank, size, random):
+    parameters = {
+        "a": {"residual": random.normal(size=(3, 2)), "velocity": random.normal(size=(3, 2)), "reductions": 9}
+    }
+    made = {
+        key: torch.tensor(value, dtype=torch.float32) for key, value in parameters["a"].items() if key != "reductions"
+    }
+    return {
+        "mine": rank,
+        "oktopk": {
+            "parameters": {"a": {**made, "reductions": 9}},
+            "compressors": {"merged": {"name": "oktopk"}},
+            "skipped_steps": 2,
+            "place": (rank, size),
+        },
+    }
+
+
+@given(before=st.integers(1, 9), after=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
+def test_residuals_are_shared_out_among_another_number_of_ranks_and_none_is_lost(before, after, seed):
+    random = np.random.default_rng(seed)
+    states = [share(rank, before, random) for rank in range(before)]
+    taken = []
+    for rank in range(after):
+        old, takers = sources(rank, after, before)
+        made = regrouped([states[each] for each in old], rank, after, takers)
+        assert made["mine"] == old[0] == rank % before
+        assert made["oktopk"]["place"] == (rank, after)
+        assert made["oktopk"]["compressors"] == {}  # thresholds of other sums
+        assert made["oktopk"]["parameters"]["a"]["reductions"] == 9
+        taken.append(made["oktopk"]["parameters"]["a"])
+
+    def total(each, key):
+        return sum(one[key].double() for one in each)
+
+    kept = [each["oktopk"]["parameters"]["a"] for each in states]
+    torch.testing.assert_close(total(taken, "residual"), total(kept, "residual"), rtol=1e-5, atol=1e-5)
+    if before % after == 0:
+        torch.testing.assert_close(total(taken, "velocity") / after, total(kept, "velocity") / before)
