@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 PACE = 0.5  # seconds from one look to the next
 WARNED_AFTER = 0.1  # of the limit
+SOONEST = 3.0  # seconds to the first word: starts differ by so much
 PATIENCE = 2.0  # seconds from a rank's end to the end of the others: it may be about to say why itself
 SECONDS_TO_BE_HEARD = 0.5  # launchers drop what is in their pipes when a rank is killed
 SECONDS_TO_SPEAK = 2.0  # that those which are not to speak leave to the one that is
@@ -139,7 +140,7 @@ def watch(gate):
             return _end(gate, gate.loss(here))
         if waited >= gate.limit:
             return _end(gate, f"{gate.absence(here, waited)}; {ALLOWED}")
-        if waited >= max(WARNED_AFTER * gate.limit, 2 * PACE) and not warned:
+        if waited >= max(WARNED_AFTER * gate.limit, SOONEST) and not warned:
             warned = True
             if here[0] == gate.rank:
                 _say(f"warning: {gate.absence(here, waited)}")

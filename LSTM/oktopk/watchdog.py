@@ -133,7 +133,11 @@ class Watchdog:
     def _send(self, post, rank, kind, content):
         member, message = post.members[rank], json.dumps([kind, post.name, post.mine, content])
         with suppress(OSError):
-            self._socket.sendto((member.token + message).encode(), (member.address, member.port))
+            try:
+                self._socket.sendto((member.token + message).encode(), (member.address, member.port))
+            except ConnectionError:  # of an earlier message; this one was not sent
+                self._note_gone()
+                self._socket.sendto((member.token + message).encode(), (member.address, member.port))
 
     def _listen(self, seconds):
         until = time.monotonic() + seconds
@@ -141,7 +145,7 @@ class Watchdog:
             while select.select([self._socket], [], [], max(0.0, until - time.monotonic()))[0]:
                 try:
                     message, address = self._socket.recvfrom(LONGEST, socket.MSG_DONTWAIT)
-                except ConnectionError:
+                except (ConnectionError, BlockingIOError):
                     self._note_gone()
                     continue
                 if secrets.compare_digest(message[: len(self._token)], self._token.encode()):
@@ -151,6 +155,7 @@ class Watchdog:
                         self._hear(kind, tuple(name), rank, content)
 
     def _note_gone(self):
+        """Somebody has answered that nobody listens where a message went."""
         with suppress(OSError, AttributeError):
             while True:
                 address = self._socket.recvmsg(LONGEST, LONGEST, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)[3]
@@ -238,13 +243,12 @@ class Watchdog:
 
     def _end(self, post, sentence):
         communicator = post.communicator()
-        if self._failing_now() or communicator is None or communicator.at is not post.at:
+        if communicator is None or communicator.at is not post.at or not self._fails_first(post, self._listen):
             return
         self._ended = True
         last_resort = threading.Timer(SECONDS_TO_END, os._exit, (1,))
         last_resort.daemon = True
         last_resort.start()
-        self._send_all(post, "failing", None)
         self._say(post, f"error: {sentence}")
         communicator.tell_failure(sentence)
         threading.Event().wait(SECONDS_TO_BE_HEARD)
@@ -283,12 +287,15 @@ class Watchdog:
             self._tell_first(post, f"rank {post.members[post.mine].rank}: {cause}")
 
     def may_speak(self, communicator):
-        """Whether this rank is the first that fails, or the lowest of those that do at once."""
+        """Whether this rank is to say why it fails, for all that meet the same."""
+        return self._fails_first(self._post_of(communicator), threading.Event().wait)
+
+    def _fails_first(self, post, wait):
+        """Whether it is the first that fails, or the lowest of those that do at once."""
         if self._failing_now():
             return False
-        post = self._post_of(communicator)
         self._send_all(post, "failing", None)
-        threading.Event().wait(SECONDS_TO_SPEAK)
+        wait(SECONDS_TO_SPEAK)
         return not any(rank < post.members[post.mine].rank for rank in self._failing_now())
 
     def _post_of(self, communicator):

@@ -112,7 +112,8 @@ def program(main):
         except KeyboardInterrupt:
             _interrupt()
         except LostRanks as error:
-            _end_all(FAILURE_STATUS, "" if error.told else f"error: on rank {_ranks.rank}: {error}\n")
+            cause = None if error.told else str(error)
+            _end_all(FAILURE_STATUS, cause and f"error: {cause}\n", cause)
         except Exception as error:
             if is_out_of_memory(error):
                 _refuse(UserError(sentence(error)))

@@ -190,7 +190,7 @@ def ended(monkeypatch):
         (UserError("no data"), 2, [(2, "no data")], "error: on rank 1: no data\n"),
         (SharedError("no data"), 2, ["barrier"], ""),
         (KeyboardInterrupt(), 130, [(130, "interrupted by Ctrl-C")], "\ninterrupted\n"),
-        (LostRanks("rank 0 is gone"), 1, [(1, None)], "error: on rank 1: rank 0 is gone\n"),
+        (LostRanks("rank 0 is gone"), 1, [(1, "rank 0 is gone")], "error: rank 0 is gone\n"),
         (LostRanks("rank 0 has said why", told=True), 1, [(1, None)], ""),
     ],
 )

@@ -72,12 +72,10 @@ class ProcessGroupCommunicator(Communicator):
         try:
             yield
         except RuntimeError as error:
-            said = _failure()
-            if said.startswith(f"rank {dist.get_rank()}:"):
-                said = ""  # an error that this rank has outlived
+            found = None if _failure_elsewhere() else self.watchdog and self.watchdog.account(self)
+            said = _failure_elsewhere()
             if said:
                 raise LostRanks(said, told=True) from None
-            found = self.watchdog and self.watchdog.account(self)
             raise LostRanks(found or "another rank is gone, or does not answer") from error
 
     def _allreduce(self, buffer, op):
@@ -237,6 +235,12 @@ def _failure():
         return _store().get(FAILURE).decode() if _store().check([FAILURE]) else ""
     except (RuntimeError, AttributeError, ValueError):
         return ""
+
+
+def _failure_elsewhere():
+    """Not one that this rank has outlived."""
+    said = _failure()
+    return "" if said.startswith(f"rank {dist.get_rank()}:") else said
 
 
 def _store():
