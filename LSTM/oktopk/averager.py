@@ -20,6 +20,7 @@ from .buffers import check_parameters, merge
 from .communicator import Communicator
 from .devices import Stopwatch, unsorted_scatters
 from .launchers import LostRanks, ranks_that_are_not_seen
+from .memory import enough_for
 from .nodes import NodeReducer, Nodes
 from .reducer import Reducer
 from .registry import Settings, compressors, find_compressor
@@ -30,6 +31,7 @@ from .transports import connect, over
 log = logging.getLogger("oktopk.reducer")
 
 MAX_SKIPS_IN_A_ROW = 10
+BUFFERS = "the reducer's buffers"
 FLOAT32_LIMIT = torch.finfo(torch.float32).max
 
 
@@ -49,11 +51,12 @@ class GradientAverager:
         self.communicator = _communicator(communicator)
         sparse, dense = _split(trainable, self.settings)
         self._nodes = Nodes(self.communicator, self.settings.ranks_per_node) if self.settings.hierarchical else None
-        self._reducers = [
-            self._reducer(merged, kind)
-            for kind, group in ((self.compressor, sparse), (compressors["none"], dense))
-            for merged in merge(group, self.settings.merge_size)
-        ]
+        with enough_for(BUFFERS):
+            self._reducers = [
+                self._reducer(merged, kind)
+                for kind, group in ((self.compressor, sparse), (compressors["none"], dense))
+                for merged in merge(group, self.settings.merge_size)
+            ]
         self._merged = [reducer.merged for reducer in self._reducers]
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._dtypes = {name: parameter.dtype for name, parameter in trainable}
@@ -123,7 +126,8 @@ class GradientAverager:
         if self._closed:
             raise ReducerError("the reducer was stopped: make a new one to go on")
         try:
-            return self._average(merging_seconds, scale, abstains, used or {})
+            with enough_for(BUFFERS):
+                return self._average(merging_seconds, scale, abstains, used or {})
         except Exception as error:
             if not isinstance(error, LostRanks):
                 self.communicator.tell_failure(f"{type(error).__name__}: {error}")

@@ -8,6 +8,7 @@ Arithmetic happens in allreduce alone, on float32, float64 and int64; everything
 import abc
 import math
 import time
+import weakref
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ import torch
 
 from . import watchdog
 from .devices import on_cpu, wait_for
+from .launchers import launched_ranks
 from .places import At
+from .starting import waited_for
 
 
 @dataclass
@@ -160,8 +163,10 @@ class Communicator(abc.ABC):
     def _part(self, groups, mine):
         """See `part`; `mine` is this rank's group."""
 
-    def tell_failure(self, cause):  # noqa: B027 - most need not, since their launcher says it
-        """Leave word for the others of what fails here: they meet a `LostRanks` that says so."""
+    def tell_failure(self, cause):
+        """Leave word for the others of what fails here: the first one's log has it, and who meets a `LostRanks`."""
+        if self.watchdog is not None:
+            self.watchdog.tell_first(self, cause)
 
     @abc.abstractmethod
     def abort(self, status):
@@ -171,8 +176,11 @@ class Communicator(abc.ABC):
         """Asked by a rank that fails: whether it is the first, so that what all of them meet is said once."""
         return self.watchdog is None or self.watchdog.may_speak(self)
 
-    def close(self):  # noqa: B027 - most have nothing to give back
+    def close(self):
         """The last call, on all ranks: nothing is sent or received any more."""
+        if self.watchdog is not None:
+            self.watchdog.remove(self)
+            self.watchdog = None
 
     @abc.abstractmethod
     def _allreduce(self, buffer, op): ...
@@ -262,6 +270,23 @@ class Communicator(abc.ABC):
             torch.mul(here, factor, out=buffer) if factor != 1 else buffer.copy_(here)
         elif factor != 1:
             buffer.mul_(factor)
+
+
+_first = []  # a weak reference to a communicator over all ranks
+
+
+def connected(make, size):
+    """The communicator of so many ranks that `make` gives; who waits there for others is watched too."""
+    known = _first[0]() if _first else None
+    if known is not None and known.size == size:
+        with known._noted("connect"):
+            return make()
+    if size == 1 or size != launched_ranks():
+        return make()
+    with waited_for("the start of oktopk"):
+        communicator = make()
+    _first[:] = [weakref.ref(communicator)]
+    return communicator
 
 
 def offsets(counts):

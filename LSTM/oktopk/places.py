@@ -21,13 +21,15 @@ class At(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A rank of a communicator: its number among all ranks, and where its watchdog listens."""
+    """A rank of a communicator: its number among all ranks, where its watchdog listens, and its process there."""
 
     rank: int
     host: str
     token: str = ""
     address: str = ""
     port: int = 0
+    process: int = 0
+    start: int = 0
 
 
 class Place(NamedTuple):
@@ -56,10 +58,11 @@ class Place(NamedTuple):
 class Post:
     """A communicator as one of its ranks sees it; `members` are in the order of ranks."""
 
-    def __init__(self, communicator, members):
-        self.communicator, self.members = weakref.ref(communicator), members
+    def __init__(self, name, communicator, members):
+        self.name, self.communicator, self.members = name, weakref.ref(communicator), members
         self.mine, self.at = communicator.rank, communicator.at
         self.seconds, self.warned = 0.0, 0
+        self.waiting = self.asked = None  # since when this rank asks the others; when a lower one last did
         self.places, self.left = {}, {}  # of other ranks, and when they were heard of
 
     def look(self, seconds=0.0):

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import select
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from collections import defaultdict
 from contextlib import suppress
 
 from .fields import MOST, Kind
+from .gate import ALLOWED, SECONDS_TO_BE_HEARD, WARNED_AFTER, process_of
 from .places import LAST_WORDS, Member, Place, Post
 
 log = logging.getLogger("oktopk.watchdog")
@@ -30,10 +32,11 @@ VARIABLE = "OKTOPK_WATCHDOG"
 USUAL_LIMIT = 300.0  # seconds
 SLOWEST_PACE = 1.0  # seconds from one look to the next
 SILENCE = 2.0  # seconds without an answer, after which a rank does not answer
-WARNED_AFTER = 0.1  # of the limit
 SECONDS_TO_END = 10.0  # for the transport's own way, before this process just ends
 SECONDS_TO_SPEAK = 0.3  # that ranks which fail at once wait for each other
 LONGEST = 4096  # bytes of a message
+LONGEST_SENTENCE = 3000
+MOST_EARLY = 100  # communicators that other ranks were quicker to make
 RECORD = 512  # bytes in which a rank says where it listens
 ERRORS_TOO = 11  # Linux' IP_RECVERR: to hear of it when nobody listens any more
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -53,10 +56,11 @@ class Watchdog:
 
     def __init__(self, limit):
         self.limit, self._pid, self._ended = limit, os.getpid(), False
-        self._posts, self._made = {}, defaultdict(int)
-        self._waiting = {}  # name of a post -> since when this rank asks there
-        self._asked = {}  # name of a post -> when a lower rank did
-        self._heard, self._gone = set(), {}  # addresses of hosts; of processes that are no more, and since when
+        self._posts, self._members = {}, {}
+        self._made = defaultdict(int)  # posts of the same ranks
+        self._early = defaultdict(list)  # what came for posts that are not here yet
+        self._heard, self._reached = set(), set()  # addresses of hosts; of processes that have answered
+        self._gone = {}  # addresses where nobody listens, and since when
         self._failing, self._warned, self._news = {}, None, threading.Event()
         self._token, self._socket = secrets.token_hex(8), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
@@ -73,18 +77,30 @@ class Watchdog:
 
     def member(self, rank):
         """Where this process, which is rank `rank` of all, is to be found."""
-        return Member(rank, socket.gethostname(), self._token, _own_address(), self._socket.getsockname()[1])
+        place = socket.gethostname(), self._token, _own_address(), self._socket.getsockname()[1]
+        return Member(rank, *place, self._pid, _start_of(self._pid))
 
     def add(self, communicator, members):
         """Watch over a communicator; all its members do it, and in the same order as for others of the same ranks."""
         ranks = tuple(member.rank for member in members)
-        self._made[ranks] += 1
-        name = f"{hashlib.sha256(repr(ranks).encode()).hexdigest()[:8]}.{self._made[ranks]}"
-        here = members[communicator.rank].host
-        near = [each._replace(address="127.0.0.1") if each.host == here else each for each in members]
-        self._posts[name] = Post(communicator, near)
-        self._send_all(name, "place", self._posts[name].place())
+        if ranks not in self._members:
+            here = members[communicator.rank].host
+            near = [each._replace(address="127.0.0.1") if each.host == here else each for each in members]
+            self._members[ranks] = near
+        digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:8]
+        self._made[digest] += 1
+        post = Post((digest, self._made[digest]), communicator, self._members[ranks])
+        self._posts[post.name] = post
+        for message in self._early.pop(post.name, ()):
+            self._hear(*message)
+        for rank, member in post.others():
+            if (member.address, member.port) not in self._reached:
+                self._send(post, rank, "ask", post.place())
         return self
+
+    def remove(self, communicator):
+        """It was closed, on all ranks. Of one that was only dropped, others may still ask."""
+        self._posts.pop(self._post_of(communicator).name)
 
     def run(self):
         """The thread."""
@@ -93,10 +109,10 @@ class Watchdog:
             self._listen(self.pace)
             now = time.monotonic()
             awake, before = min(now - before, 2 * self.pace), now
-            for name, post in list(self._posts.items()):
+            for post in list(self._posts.values()):
                 post.look(awake)
                 if self.limit:
-                    self._look_after(name, post, now)
+                    self._look_after(post, now)
 
     def leave(self):
         """This process ends; ranks that wait for it have no need to."""
@@ -104,21 +120,24 @@ class Watchdog:
             return
         self._ended = True
         if getattr(sys, "last_value", None) is None:  # or it has another cause, and says that
-            for name, post in list(self._posts.items()):
-                self._send_all(name, "place", post.look().place(left=True))
+            for post in list(self._posts.values()):
+                self._send_all(post, "place", post.look().place(left=True))
         self._socket.close()
 
     # Messages.
 
-    def _send_all(self, name, kind, content):
-        for rank, _ in self._posts[name].others():
-            self._send(name, rank, kind, content)
+    def _send_all(self, post, kind, content):
+        for rank, _ in post.others():
+            self._send(post, rank, kind, content)
 
-    def _send(self, name, rank, kind, content):
-        post = self._posts[name]
-        member, message = post.members[rank], json.dumps([kind, name, post.mine, content])
+    def _send(self, post, rank, kind, content):
+        member, message = post.members[rank], json.dumps([kind, post.name, post.mine, content])
         with suppress(OSError):
-            self._socket.sendto((member.token + message).encode(), (member.address, member.port))
+            try:
+                self._socket.sendto((member.token + message).encode(), (member.address, member.port))
+            except ConnectionError:  # of an earlier message; this one was not sent
+                self._note_gone()
+                self._socket.sendto((member.token + message).encode(), (member.address, member.port))
 
     def _listen(self, seconds):
         until = time.monotonic() + seconds
@@ -126,125 +145,161 @@ class Watchdog:
             while select.select([self._socket], [], [], max(0.0, until - time.monotonic()))[0]:
                 try:
                     message, address = self._socket.recvfrom(LONGEST, socket.MSG_DONTWAIT)
-                except ConnectionError:
+                except (ConnectionError, BlockingIOError):
                     self._note_gone()
                     continue
                 if secrets.compare_digest(message[: len(self._token)], self._token.encode()):
                     self._heard.add(address[0])
                     with suppress(ValueError, TypeError, LookupError, RecursionError):
-                        self._hear(*json.loads(message[len(self._token) :]))
+                        kind, name, rank, content = json.loads(message[len(self._token) :])
+                        self._hear(kind, tuple(name), rank, content)
 
     def _note_gone(self):
+        """Somebody has answered that nobody listens where a message went."""
         with suppress(OSError, AttributeError):
             while True:
                 address = self._socket.recvmsg(LONGEST, LONGEST, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)[3]
                 self._gone.setdefault(address, time.monotonic())
 
     def _hear(self, kind, name, rank, content):
+        if name not in self._posts:
+            digest, number = name
+            if number > self._made[digest] and len(self._early) < MOST_EARLY:
+                self._early[name].append((kind, name, rank, content))
+            return
         post, now = self._posts[name], time.monotonic()
         if kind == "said":
             log.debug("%s", content)
         elif kind == "failing":
-            self._failing.setdefault(post.members[rank].rank, now)
+            self._failing[post.members[rank].rank] = now
         else:
             post.note(rank, Place(*content), now)
+        if kind == "place":
+            self._reached.add((post.members[rank].address, post.members[rank].port))
         self._news.set()
         if kind == "ask":
             if rank < post.mine:
-                self._asked[name] = now
-            self._send(name, rank, "place", post.look().place(self._elsewhere(post)))
+                post.asked = now
+            self._send(post, rank, "place", post.look().place(self._elsewhere(post)))
 
     def _elsewhere(self, post):
-        return next((each.operation() for each in self._posts.values() if each is not post and each.seconds), "")
+        others = (each for each in list(self._posts.values()) if each is not post)
+        return next((each.operation() for each in others if each.seconds), "")
 
     # Judgement.
 
-    def _look_after(self, name, post, now):
-        if post.seconds < self.pace or now - self._asked.get(name, -SILENCE) < 3 * self.pace:
-            self._waiting.pop(name, None)
+    def _look_after(self, post, now):
+        if post.seconds < self.pace or (post.asked is not None and now - post.asked < 3 * self.pace):
+            post.waiting = None
             return
-        if name not in self._waiting:
-            self._waiting[name] = now
+        if post.waiting is None:
+            post.waiting = now
             post.places.clear()
-        self._send_all(name, "ask", post.place())
-        departed, longest = post.departed(self._gone, now), post.longest()
+        self._send_all(post, "ask", post.place())
+        departed, longest = post.departed(self._gone_for_sure(), now), post.longest()
         if departed:
-            self._end(name, post.departure(departed))
+            self._end(post, post.departure(departed))
         elif longest >= self.limit:
-            said = post.absence(self._silent(name, now), longest)
-            self._end(name, f"{said}; the job is ended, for --watchdog or {VARIABLE} allows no more")
+            self._end(post, f"{post.absence(self._silent(post, post.waiting), longest)}; {ALLOWED}")
         elif longest >= max(WARNED_AFTER * self.limit, self.silence + self.pace) and not post.is_warned():
-            self._warn(name, longest, now)
+            self._warn(post, longest, now)
 
-    def _silent(self, name, now, silence=None):
-        """Ranks that have not answered for a while, and how a sentence has it."""
-        post, found = self._posts[name], {}
+    def _gone_for_sure(self):
+        """A fire wall may say that nobody listens, too: not where somebody has answered before."""
+        return {address: since for address, since in self._gone.copy().items() if address in self._reached}
+
+    def _silent(self, post, since, silence=None):
+        """Ranks that have not answered for a while, asked since then, and how a sentence has it."""
+        now, found = time.monotonic(), {}
         for rank, member in post.others():
-            heard = max(self._waiting[name], post.places.get(rank, (None, 0.0))[1])
+            heard = max(since, post.places.get(rank, (None, 0.0))[1])
             if now - heard > (silence or self.silence):
                 known = member.address in self._heard
                 found[rank] = "{they} {do} not answer" if known else "nothing was ever heard of {their} watchdog"
         return found
 
-    def _warn(self, name, seconds, now):
+    def _warn(self, post, seconds, now):
         """Once for an operation, and for others again once the limit has passed."""
-        post = self._posts[name]
         post.warned = post.at.number
         if self._warned is None or now - self._warned > self.limit:
             self._warned = now
-            self._say(name, f"warning: {post.absence(self._silent(name, now), seconds)}")
+            self._say(post, f"warning: {post.absence(self._silent(post, post.waiting), seconds)}")
 
-    def _say(self, name, sentence):
-        """Aloud here; for the log, on the first rank."""
+    def _say(self, post, sentence):
+        """Aloud here, and to the first rank, whose log is that of the run."""
         sys.stderr.write(f"{sentence}\n")
         sys.stderr.flush()
-        if self._posts[name].mine == 0:
+        self._tell_first(post, sentence)
+
+    def _tell_first(self, post, sentence):
+        if post.mine == 0:
             log.debug("%s", sentence)
         else:
-            self._send(name, 0, "said", sentence)
+            self._send(post, 0, "said", sentence[:LONGEST_SENTENCE])
 
-    def _end(self, name, sentence):
-        post = self._posts[name]
+    def _failing_now(self):
+        now = time.monotonic()
+        return {rank for rank, heard in self._failing.copy().items() if now - heard < SECONDS_TO_END}
+
+    def _end(self, post, sentence):
         communicator = post.communicator()
-        others = any(time.monotonic() - heard < SECONDS_TO_END for heard in self._failing.values())
-        if others or communicator is None or communicator.at is not post.at:
+        if communicator is None or communicator.at is not post.at or not self._fails_first(post, self._listen):
             return
         self._ended = True
         last_resort = threading.Timer(SECONDS_TO_END, os._exit, (1,))
         last_resort.daemon = True
         last_resort.start()
-        self._send_all(name, "failing", None)
-        self._say(name, f"error: {sentence}")
+        self._say(post, f"error: {sentence}")
         communicator.tell_failure(sentence)
+        threading.Event().wait(SECONDS_TO_BE_HEARD)
+        self._kill_silent(post)
         communicator.abort(1)
+
+    def _kill_silent(self, post):
+        """Ranks of this host that do not answer: what launchers send first reaches no process that was stopped."""
+        here = post.members[post.mine].host
+        for member in (post.members[rank] for rank in self._silent(post, post.waiting) if rank not in post.left):
+            if member.host == here and member.start == _start_of(member.process) != 0:
+                with suppress(OSError):
+                    os.kill(member.process, signal.SIGKILL)
 
     # For the main thread, when something has failed there.
 
     def account(self, communicator):
         """Why an operation fails here: ranks that have left, are gone or do not answer; None if all are there."""
-        name, post = self._post_of(communicator)
-        self._waiting[name] = asked = time.monotonic()
-        post.look().places.clear()
-        self._send_all(name, "ask", post.place())
+        post = self._post_of(communicator).look()
+        asked = time.monotonic()
+        post.places.clear()
+        self._send_all(post, "ask", post.place())
         while time.monotonic() < asked + LAST_WORDS and len(post.places) < len(post.others()):
             self._news.wait(self.pace)
             self._news.clear()
-            departed = post.departed(self._gone, time.monotonic(), patience=0)
+            departed = post.departed(self._gone.copy(), time.monotonic(), patience=0)
             if departed:
                 return post.departure(departed)
-        silent = self._silent(name, time.monotonic(), silence=LAST_WORDS / 2)
+        silent = self._silent(post, asked, silence=LAST_WORDS / 2)
         return post.failure(silent) if silent else None
 
+    def tell_first(self, communicator, cause):
+        """What fails here, for the log of the run; what the first rank itself meets is there already."""
+        post = self._post_of(communicator)
+        if post.mine and not self._ended:
+            self._tell_first(post, f"rank {post.members[post.mine].rank}: {cause}")
+
     def may_speak(self, communicator):
-        """Whether this rank is the first that fails, so that what it says is said once."""
-        name, post = self._post_of(communicator)
-        mine, begun = post.members[post.mine].rank, time.monotonic()
-        self._send_all(name, "failing", None)
-        threading.Event().wait(SECONDS_TO_SPEAK)
-        return not any(heard < begun or rank < mine for rank, heard in self._failing.items())
+        """Whether this rank is to say why it fails, for all that meet the same."""
+        return self._fails_first(self._post_of(communicator), threading.Event().wait)
+
+    def _fails_first(self, post, wait):
+        """Whether it is the first that fails, or the lowest of those that do at once."""
+        if self._failing_now():
+            return False
+        self._send_all(post, "failing", None)
+        wait(SECONDS_TO_SPEAK)
+        return not any(rank < post.members[post.mine].rank for rank in self._failing_now())
 
     def _post_of(self, communicator):
-        return next((name, post) for name, post in self._posts.items() if post.communicator() is communicator)
+        return next(post for post in list(self._posts.values()) if post.communicator() is communicator)
 
 
 _watchdog, _limit = None, None
@@ -285,6 +340,12 @@ def watch(communicator, records):
     """The watchdog of this communicator, given the records of its ranks; None where one of them has none."""
     members = [Member(*json.loads(each)) for each in records]
     return _watchdog.add(communicator, members) if all(member.port for member in members) else None
+
+
+def _start_of(process):
+    with suppress(OSError, ValueError, LookupError):
+        return process_of(process).start
+    return 0
 
 
 def _own_address():

@@ -16,15 +16,19 @@ import functools
 import os
 import signal
 import sys
+import threading
 import traceback
 
-from oktopk.launchers import LostRanks
+from oktopk import starting, watchdog
+from oktopk.launchers import LostRanks, launched_ranks, rendezvous_is_known
+from oktopk.memory import is_out_of_memory, sentence
 
 from .errors import SharedError, UserError
 from .versions import refuse_old_versions
 
 FAILURE_STATUS = 1
 USER_ERROR_STATUS = 2
+SECONDS_TO_SPEAK = 5.0  # that a rank leaves to another, which says what both met and ends the job
 INTERRUPTED_STATUS = 130  # as a shell reports a process that Ctrl-C ended
 MALLOC_THRESHOLDS = {-1: 1 << 30, -3: 32 << 20}  # M_TRIM_THRESHOLD; M_MMAP_THRESHOLD, the most that glibc takes
 
@@ -34,16 +38,41 @@ _ranks = None  # that train together, once they are connected
 def begin():
     """For a program that has yet to import torch, which takes seconds and needs a Python that is new enough.
 
+    What ends all ranks comes first: from there on, whatever is missing on one of them ends the job.
     Ctrl-C ends it there and then: an exception would show where torch is just now, or be swallowed by it. `main` has
     the usual one again.
     """
     try:
         refuse_old_versions()
-    except UserError as error:
+        _start_mpi()
+    except (UserError, RuntimeError, ValueError) as error:
         _refuse(error)
     _keep_freed_memory()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # shells make background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _end_at_once)
+
+
+def _start_mpi():
+    """Where it is to carry several ranks. Its start holds the interpreter, so Ctrl-C is the system's meanwhile."""
+    if _given("--watchdog"):
+        watchdog.set_limit(watchdog.LIMIT.read(_given("--watchdog")))
+    if launched_ranks() == 1 or rendezvous_is_known() or _given("--transport") not in (None, "auto", "mpi"):
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    starting.mpi()
+    signal.signal(signal.SIGINT, handler)
+
+
+def _given(option):
+    """The command line's last word for an option, before there is anything to read it with."""
+    given, words = None, sys.argv[1:]
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            given = value if equals else following
+    return given
 
 
 def _keep_freed_memory():
@@ -83,14 +112,14 @@ def program(main):
         except KeyboardInterrupt:
             _interrupt()
         except LostRanks as error:
-            if not error.told:
-                _say(f"error: on rank {_ranks.rank}: {error}\n")
-            _ranks.abort(FAILURE_STATUS)
-            sys.exit(FAILURE_STATUS)
+            cause = None if error.told else str(error)
+            _end_all(FAILURE_STATUS, cause and f"error: {cause}\n", cause)
         except Exception as error:
+            if is_out_of_memory(error):
+                _refuse(UserError(sentence(error)))
             if _are_several():
-                _say(f"rank {_ranks.rank}: {traceback.format_exc()}")
-                _ranks.abort(FAILURE_STATUS, f"{type(error).__name__}: {error}")
+                text = f"rank {_ranks.rank}: {traceback.format_exc()}"
+                _end_all(FAILURE_STATUS, text, f"{type(error).__name__}: {error}")
             raise
         finally:
             enlist(None)
@@ -99,23 +128,32 @@ def program(main):
 
 
 def _refuse(error):
-    if _are_several():
-        shared = isinstance(error, SharedError)
-        if _ranks.is_first or not shared:
-            _say(f"error: {error if shared else f'on rank {_ranks.rank}: {error}'}\n")
-        if not shared:
-            _ranks.abort(USER_ERROR_STATUS, str(error))
-        _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
-    else:
+    if not _are_several():
         _say(f"error: {error}\n")
+    elif not isinstance(error, SharedError):
+        _end_all(USER_ERROR_STATUS, f"error: on rank {_ranks.rank}: {error}\n", str(error))
+    else:
+        if _ranks.is_first:
+            _say(f"error: {error}\n")
+        _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
     sys.exit(USER_ERROR_STATUS)
 
 
 def _interrupt():
-    if _are_several():  # all of them are, and their launcher says so
-        _ranks.abort(INTERRUPTED_STATUS, "interrupted")
+    if _are_several():  # all of them are
+        _end_all(INTERRUPTED_STATUS, "\ninterrupted\n", "interrupted by Ctrl-C")
     _say("\ninterrupted\n")
     sys.exit(INTERRUPTED_STATUS)
+
+
+def _end_all(status, said, cause=None):
+    """End all ranks with this one. What several meet at once is said by one of them."""
+    if said and _ranks.may_speak():
+        _say(said)
+    elif said:
+        threading.Event().wait(SECONDS_TO_SPEAK)
+    _ranks.abort(status, cause)
+    sys.exit(status)
 
 
 def _are_several():

@@ -9,18 +9,15 @@ import torch
 
 from oktopk import transports
 from oktopk.launchers import ranks_that_are_not_seen
+from oktopk.starting import cores
 from oktopk.transports.alone import Alone
 
 from . import job
 from .errors import SharedError, UserError
 
-LOCAL_SIZE_VARIABLE = "MPI_LOCALNRANKS"  # set by MPICH's launcher; Open MPI yields by itself when cores are short
-YIELD_VARIABLE = "MPIR_CVAR_POLLS_BEFORE_YIELD"
-
 
 def connect(transport=transports.AUTO):
     """The ranks that were started, by now known to `job`."""
-    _yield_if_crowded()
     try:
         communicator = transports.connect(transport)
     except RuntimeError as error:
@@ -44,7 +41,7 @@ class Ranks:
         self._communicator, self.new_communicator = communicator, communicator.duplicate
         self.rank, self.size = communicator.rank, communicator.size
         self.versions = {"mpi4py": None, "mpi_library": None, **communicator.versions()}
-        places = self.everyones((socket.gethostname(), _cores()))
+        places = self.everyones((socket.gethostname(), cores()))
         self.hosts = [host for host, _ in places]
         here = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = here.index(self.rank), len(here)
@@ -64,6 +61,10 @@ class Ranks:
     def barrier(self):
         """Nobody goes on before all have come."""
         self._communicator.allreduce(torch.zeros(1))
+
+    def may_speak(self):
+        """Whether this rank, which fails, is the one to say why: others may have met the same."""
+        return self._communicator.may_speak()
 
     def abort(self, status, cause=None):
         """End the job on all ranks, whatever they are doing, once what this one has said was passed on."""
@@ -139,14 +140,3 @@ class Ranks:
         flat /= self.size
         for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(mean.view(buffer.shape))
-
-
-def _cores():
-    """The cores that this process may use; a launcher may have bound it to a few."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _yield_if_crowded():
-    """With more ranks than cores, let MPICH's ranks that wait make room. It reads this when it starts."""
-    if int(os.environ.get(LOCAL_SIZE_VARIABLE, 1)) > len(_cores()):
-        os.environ.setdefault(YIELD_VARIABLE, "0")

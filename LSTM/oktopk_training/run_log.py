@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from .run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
 
 log = logging.getLogger("oktopk")
 
+SIGNAL_STATUS = 128  # and the signal's number, as a shell reports it
+_SIGNALS = {each.value for each in signal.Signals}
 _EARLY_LINES = 1000  # log lines kept until there is a train.log to put them into
 
 _EPOCH = {
@@ -245,7 +248,8 @@ def _what(error):
     if isinstance(error, KeyboardInterrupt):
         return "interrupted by Ctrl-C"
     if isinstance(error, SystemExit):
-        return f"exit status {error.code}"
+        by_signal = error.code - SIGNAL_STATUS if isinstance(error.code, int) else 0
+        return f"by {signal.Signals(by_signal).name}" if by_signal in _SIGNALS else f"exit status {error.code}"
     return str(error) or type(error).__name__
 
 

@@ -14,8 +14,9 @@ LSTM, SCRIPTS = PROJECT / "LSTM", PROJECT / "scripts"
 LIBRARY = LSTM / "oktopk"
 # From the ground up: no module imports one of a later line. Names of packages stand for all that is in them.
 FLOORS = [
-    "fields devices launchers places shares tensor_files",
+    "fields devices launchers places shares tensor_files gate memory lent",
     "watchdog",
+    "starting",
     "entries",
     "kernels wire communicator report buffers",
     "operations",
@@ -86,7 +87,11 @@ def test_no_module_of_the_library_imports_upwards():
 
 
 def test_the_library_needs_torch_and_numpy_and_loads_the_rest_when_it_is_asked_for():
-    optional = {"numba": {"oktopk.kernels"}, "llvmlite": {"oktopk.kernels"}, "mpi4py": {"oktopk.transports.mpi"}}
+    optional = {
+        "numba": {"oktopk.kernels"},
+        "llvmlite": {"oktopk.kernels"},
+        "mpi4py": {"oktopk.transports.mpi", "oktopk.starting"},
+    }
     for module in MODULES:
         for name in imports_of(module) if module.split(".")[0] == "oktopk" else ():
             top = name.split(".")[0]

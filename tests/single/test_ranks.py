@@ -78,7 +78,7 @@ def test_everyones_values_arrive_whatever_their_length(size):
 def test_places_on_a_node_follow_from_the_hosts_names(monkeypatch):
     names = {}
     monkeypatch.setattr("socket.gethostname", lambda: names[threading.get_ident()])
-    monkeypatch.setattr("oktopk_training.ranks._cores", lambda: {0, 1, 2})
+    monkeypatch.setattr("oktopk_training.ranks.cores", lambda: {0, 1, 2})
 
     class Named(Threads):
         def versions(self):
@@ -151,26 +151,35 @@ def test_a_rank_without_the_first_ones_kind_of_device_is_named(monkeypatch):
 
 
 @pytest.fixture
-def ended():
-    """What is done to the job of a rank 1 of 2 while a program runs."""
+def ended(monkeypatch):
+    """What is done to the job of a rank 1 of 2 while a program runs; whether it is to speak when it fails."""
     done = []
 
     def abort(status, cause=None):
         done.append((status, cause))
 
-    ranks = SimpleNamespace(rank=1, size=2, is_first=False, abort=abort, barrier=lambda: done.append("barrier"))
+    monkeypatch.setattr(job, "SECONDS_TO_SPEAK", 0)
 
-    def run(error):
+    def run(error, may_speak=True):
+        ranks = SimpleNamespace(
+            rank=1,
+            size=2,
+            is_first=False,
+            abort=abort,
+            barrier=lambda: done.append("barrier"),
+            may_speak=lambda: may_speak,
+        )
+
         @program
         def main():
             job.enlist(ranks)
             raise error
 
         hook = sys.excepthook
-        with pytest.raises((SystemExit, RuntimeError)) as met:
+        with pytest.raises(SystemExit) as met:
             main()
         assert sys.excepthook is hook
-        return met.value, done
+        return met.value.code, done
 
     return run
 
@@ -178,31 +187,49 @@ def ended():
 @pytest.mark.parametrize(
     ("error", "status", "done", "said"),
     [
-        (UserError("no data"), 2, [(2, "no data"), "barrier"], "error: on rank 1: no data\n"),
+        (UserError("no data"), 2, [(2, "no data")], "error: on rank 1: no data\n"),
         (SharedError("no data"), 2, ["barrier"], ""),
-        (KeyboardInterrupt(), 130, [(130, "interrupted")], "\ninterrupted\n"),
+        (KeyboardInterrupt(), 130, [(130, "interrupted by Ctrl-C")], "\ninterrupted\n"),
+        (LostRanks("rank 0 is gone"), 1, [(1, "rank 0 is gone")], "error: rank 0 is gone\n"),
+        (LostRanks("rank 0 has said why", told=True), 1, [(1, None)], ""),
     ],
 )
 def test_what_ends_one_rank_ends_all(error, status, done, said, ended, capsys):
     """An abort returns only here."""
-    met, what = ended(error)
-    assert met.code == status
-    assert what == done
+    assert ended(error) == (status, done)
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(("told", "said"), [(True, ""), (False, "error: on rank 1: another rank is gone\n")])
-def test_a_rank_that_lost_others_says_so_only_if_none_of_them_did(told, said, ended, capsys):
-    ended(LostRanks("another rank is gone", told))
-    assert capsys.readouterr().err == said
+def test_a_rank_that_meets_what_another_is_about_to_say_is_silent(ended, capsys):
+    assert ended(UserError("no data"), may_speak=False) == (2, [(2, "no data")])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_programs_own_error_keeps_its_traceback_and_ends_all(ended, capsys):
     error = RuntimeError("rank one's own trouble")
-    assert ended(error) == (error, [(1, "RuntimeError: rank one's own trouble")])
+    assert ended(error) == (1, [(1, "RuntimeError: rank one's own trouble")])
     said = capsys.readouterr().err
     assert said.startswith("rank 1: Traceback")
     assert said.endswith("RuntimeError: rank one's own trouble\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 105. MiB for an array with shape (27569568,) and data type float32"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 110278272 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 106.00 MiB."),
+    ],
+)
+def test_memory_that_is_not_there_is_said_in_a_sentence(error, ended, capsys):
+    assert ended(error)[0] == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: on rank 1: ")
+    assert "llocate 1" in line
+    assert "enforce" not in line
 
 
 def test_one_rank_alone_ends_as_any_program(capsys):

@@ -7,11 +7,14 @@ import os
 
 import torch
 
-from ..communicator import Communicator, offsets
+from .. import starting
+from ..communicator import Communicator, connected, offsets
 from ..devices import on_cpu, wait_for
-from ..launchers import abort, end_all_ranks_with_this_one, launched_ranks
+from ..launchers import abort
+from ..lent import Lent
 
 MESSAGES_IN_FLIGHT = 8  # partners of one exchange at a time, so that no receiver is a hot spot
+_lent = Lent()
 _AS_INTEGERS = {torch.bfloat16: torch.int16}  # moved as bytes: NumPy and MPI have no such type
 
 
@@ -19,7 +22,12 @@ class MPICommunicator(Communicator):
     def __init__(self, mpi_comm):
         from mpi4py import MPI
 
+        everyone = list(range(mpi_comm.Get_size()))
+        self._members = tuple(MPI.Group.Translate_ranks(mpi_comm.Get_group(), everyone, MPI.COMM_WORLD.Get_group()))
+        for unused in _lent.unused(self._members, mpi_comm.allgather):
+            unused.Free()
         self._mpi, self._comm = MPI, mpi_comm.Dup()
+        _lent.note(self._members, self._comm, self)
         super().__init__(self._comm.Get_rank(), self._comm.Get_size())
         self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
         self._begin(MPI.COMM_WORLD.Get_rank())
@@ -48,6 +56,8 @@ class MPICommunicator(Communicator):
 
     def close(self):
         """Give the communicator back: MPI has two thousand or so."""
+        super().close()
+        _lent.forget(self._members, self._comm)
         self._comm.Free()
 
     def abort(self, status):
@@ -100,13 +110,9 @@ def is_there():
 
 def connect(mpi_comm=None):
     """A communicator over all ranks of MPI, or over those of an mpi4py communicator."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        ranks = f"the launcher started {launched_ranks()} ranks, but " if launched_ranks() > 1 else ""
-        raise RuntimeError(f"{ranks}MPI cannot be used ({error}); install an MPI and mpi4py") from None
-    end_all_ranks_with_this_one(MPI)
-    return MPICommunicator(MPI.COMM_WORLD if mpi_comm is None else mpi_comm)
+    mpi = starting.mpi()
+    given = mpi.COMM_WORLD if mpi_comm is None else mpi_comm
+    return connected(lambda: MPICommunicator(given), given.Get_size())
 
 
 def _memory(tensor):

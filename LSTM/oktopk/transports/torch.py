@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from ..communicator import Communicator
+from .. import starting
+from ..communicator import Communicator, connected
 from ..launchers import LostRanks, launched, rendezvous_is_known
+from ..lent import Lent
 
 FAILURE = "oktopk/failure"  # the store's key under which a rank that fails says why
 _THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memory, whatever devices they say they take
@@ -28,8 +30,9 @@ class ProcessGroupCommunicator(Communicator):
         by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
         members = dist.get_process_group_ranks(group)
         self._members = members if ranks is None else [members[rank] for rank in ranks]
-        self._group = _own_group(tuple(self._members), by_device, _time_limit(group, next(iter(by_device))))
+        self._group = _own_group(group, tuple(self._members), by_device)
         _open.add(self)
+        _lent.note(tuple(self._members), self._group, self)
         super().__init__(self._members.index(dist.get_rank()), len(self._members))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
@@ -52,11 +55,14 @@ class ProcessGroupCommunicator(Communicator):
         return None if mine is None else ProcessGroupCommunicator(self._group, mine)
 
     def close(self):
+        super().close()
         if self._group is not None:
             _spare_groups().setdefault(tuple(self._members), []).append(self._group)
+            _lent.forget(tuple(self._members), self._group)
         self._group = None
 
     def tell_failure(self, cause):
+        super().tell_failure(cause)
         _tell_failure(f"rank {dist.get_rank()}: {cause}")
 
     def abort(self, status):
@@ -71,12 +77,10 @@ class ProcessGroupCommunicator(Communicator):
         try:
             yield
         except RuntimeError as error:
-            said = _failure()
-            if said.startswith(f"rank {dist.get_rank()}:"):
-                said = ""  # an error that this rank has outlived
+            found = None if _failure_elsewhere() else self.watchdog and self.watchdog.account(self)
+            said = _failure_elsewhere()
             if said:
                 raise LostRanks(said, told=True) from None
-            found = self.watchdog and self.watchdog.account(self)
             raise LostRanks(found or "another rank is gone, or does not answer") from error
 
     def _allreduce(self, buffer, op):
@@ -118,13 +122,14 @@ class ProcessGroupCommunicator(Communicator):
 _spare, _spare_in = {}, None
 _open = weakref.WeakSet()  # communicators
 _made, _made_the_world = [], []
+_lent = Lent()
 
 
 def _spare_groups():
-    global _spare, _spare_in
+    global _spare, _spare_in, _lent
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is not _spare_in:  # the program has taken down all groups itself
-        _spare, _spare_in = {}, world
+        _spare, _spare_in, _lent = {}, world, Lent()
         _made.clear()
     return _spare
 
@@ -136,15 +141,24 @@ def _time_limit(group, device):
     return None
 
 
-def _own_group(members, by_device, time_limit):
-    spare = _spare_groups().get(members)
+def _own_group(group, members, by_device):
+    spare = _spare_groups().setdefault(members, [])
+    if not spare and list(members) == dist.get_process_group_ranks(group):  # all of its ranks are here
+        spare.extend(_lent.unused(members, lambda value: _everyones(value, group)))
     if spare:
         return spare.pop(spare.index(min(spare, key=_made.index)))  # ranks may have given them back in another order
     backends = set(by_device.values())
     backend = backends.pop() if len(backends) == 1 else ",".join(map(":".join, by_device.items()))
-    group = dist.new_group(members, time_limit, backend, use_local_synchronization=True)
-    _made.append(group)
-    return group
+    time_limit = _time_limit(group, next(iter(by_device)))
+    own = dist.new_group(members, time_limit, backend, use_local_synchronization=True)
+    _made.append(own)
+    return own
+
+
+def _everyones(value, group):
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
 
 
 @atexit.register
@@ -183,7 +197,7 @@ def connect(group=None):
     if dist.get_rank(group) < 0:
         raise ValueError("this rank is not one of the process group's: only those make a reducer over it")
     _tell_what_ends_this_rank()
-    return ProcessGroupCommunicator(group)
+    return connected(lambda: ProcessGroupCommunicator(group), dist.get_world_size(group))
 
 
 def _initialise():
@@ -197,7 +211,8 @@ def _initialise():
             f"the launcher started {size} ranks, but torch.distributed is not told where they meet: set MASTER_ADDR to "
             "the host of rank 0 and MASTER_PORT to a free port of it, or start them by torchrun"
         )
-    dist.init_process_group(backend, rank=rank, world_size=size)
+    with starting.waited_for("the start of torch.distributed"):
+        dist.init_process_group(backend, rank=rank, world_size=size)
 
 
 _watched = []
@@ -225,6 +240,12 @@ def _failure():
         return _store().get(FAILURE).decode() if _store().check([FAILURE]) else ""
     except (RuntimeError, AttributeError, ValueError):
         return ""
+
+
+def _failure_elsewhere():
+    """Not one that this rank has outlived."""
+    said = _failure()
+    return "" if said.startswith(f"rank {dist.get_rank()}:") else said
 
 
 def _store():
