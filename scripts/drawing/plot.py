@@ -12,6 +12,7 @@ from .thinning import thin
 
 WIDTH, HEIGHT = 480, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 468, 18, 214  # of the frame
+ALONG = 6  # ticks across
 BAR, ROW = 18, 46  # heights
 LABELS = 150  # characters of a name
 DIGITS = 5  # of values that are shown when pointed at
@@ -178,10 +179,10 @@ def _frame(across, up, plot):
         y = f"{up(tick):.1f}"
         parts.append(element("line", x1=LEFT, x2=RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", up.label(tick), x=LEFT - 7, y=y, dy="0.33em", class_="up"))
-    for tick in across.ticks(6):
+    for tick in across.ticks(ALONG):
         x = f"{across(tick):.1f}"
         parts.append(element("line", x1=x, x2=x, y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
-        parts.append(element("text", across.label(tick), x=x, y=BOTTOM + 17, class_="across"))
+        parts.append(element("text", across.label(tick, ALONG), x=x, y=BOTTOM + 17, class_="across"))
     parts.append(element("line", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM, class_="axis"))
     parts.append(element("text", plot.across, x=RIGHT, y=HEIGHT - 4, class_="phase"))
     return parts

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+ABOUT = 5  # ticks of a scale
 STEPS = (1, 2, 5, 10)
 MARGIN = 0.06  # of a scale, where no value shall touch its end
 LEAST = 1e-100  # what is nearer to 0 is 0
@@ -26,15 +27,14 @@ class Scale:
             part = (value - self.low) / (self.high - self.low)
         return self.start + part * (self.end - self.start)
 
-    def ticks(self, about=5):
+    def ticks(self, about=ABOUT):
         """Round values within the scale, ascending."""
         return _decades(self.low, self.high, about) if self.log else _even(self.low, self.high, about)
 
-    def label(self, tick):
+    def label(self, tick, about=ABOUT):
         if self.log or tick == 0:
             return _short(tick)
-        step = _step(self.high - self.low, 5)
-        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        decimals = max(0, -math.floor(math.log10(_step(self.high - self.low, about)) + 1e-9))
         return f"{tick:,.{decimals}f}" if decimals <= 4 and abs(tick) < 1e6 else _short(tick)
 
 

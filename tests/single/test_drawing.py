@@ -25,6 +25,8 @@ NASTY = "</script><img src=x onerror=alert(1)>&\"'"
 def test_ticks_are_round_and_within_the_scale():
     scale = linear([0.0, 1.27], 100, 0)
     assert [scale.label(tick) for tick in scale.ticks()] == ["0", "0.5", "1.0"]
+    half = linear([0.0, 3.0], 0, 100, high=3.0)
+    assert [half.label(tick, 6) for tick in half.ticks(6)] == ["0", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0"]
     wide = linear([0, 12_345_678], 0, 100)
     assert [wide.label(tick) for tick in wide.ticks()] == ["0", "5e+06", "1e+07"]
 

@@ -6,10 +6,14 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from test_tracing import record
+from test_tracing import step as traced_step
 
 import report
 from corpora import run_program, train
 from made_runs import CONFIG, epoch_end, iteration, records, step, with_options, write
+from oktopk_training.errors import UserError
+from oktopk_training.trace_files import DROPPED, write_trace
 
 REPORT = "scripts/report.py"
 NASTY = "</script><script>alert(1)</script>"
@@ -142,6 +146,25 @@ def test_no_name_or_figure_of_a_run_becomes_a_tag(tmp_path):
 def test_whatever_is_missing_the_rest_is_shown(rows, config, tmp_path):
     page = page_of(write(tmp_path / "run", rows, config))
     assert "What came of it" in page.headings
+
+
+def test_a_traced_run_has_its_communication_measured(tmp_path):
+    run = write(tmp_path / "run", [step(0, "dense"), *epoch_end(0)])
+    traced = [traced_step(0, 0, 0.0, 10.0), traced_step(1, 0, 0.0, 10.0)]
+    traced += [record(0, start=2.0, seconds=4.0), record(1, start=5.0, seconds=1.0)]
+    traced += [record(rank, NASTY, 2, start=7.0, seconds=1.0) for rank in (0, 1)] + [record(1, DROPPED, 12)]
+    write_trace(run, traced, ["one", "two"])
+    page = page_of(run)
+    assert {"What was sent, and when", "A step of each rank: oktopk", "Communication, % of a step"} <= set(
+        page.headings
+    )
+    rows = "dense, 0 10,000.0 50.0% 30.0% 200 bytes", "dense, 0 – 3000.00", "dense, allreduce 1 100 bytes 2500.000 60%"
+    assert all(row in page.text for row in rows)
+    assert "dropped, from the middle of the run: rank 1 12." in page.text
+    assert page.scripts.count(None) == 1
+    (run / "trace.csv").write_text("rank\n")
+    with pytest.raises(UserError, match="no trace of a run"):
+        text_of(run)
 
 
 def test_a_long_run_is_thinned_and_keeps_its_highest_loss(tmp_path):
