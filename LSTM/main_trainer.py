@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,6 +34,7 @@ from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
 from oktopk_training.saved_models import save_model
 from oktopk_training.step import step_of
+from oktopk_training.tracing import NoTracer, tracing
 
 log = logging.getLogger("oktopk")
 
@@ -123,6 +124,7 @@ class Job:
     signals: Signals
     optimizer: object = None
     progress: Progress = None
+    tracer: object = field(default_factory=NoTracer)
 
 
 def train(job, plan, found, changes):
@@ -134,6 +136,18 @@ def train(job, plan, found, changes):
     job.keeper.watch(trainer, job.optimizer, progress, run, job.signals)
     if found is not None:
         go_on(job, found, changes)
+    with tracing(options.trace, ranks, options.run_dir) as job.tracer:
+        train_epochs(job)
+    job.optimizer.stop()
+    run.event("summary", **progress.summary.record())
+    for line in progress.summary.table():
+        log.info("%s", line)
+    log.info("%d checkpoints took %.1f s", job.keeper.saved, job.keeper.seconds)
+    report_best(job)
+
+
+def train_epochs(job):
+    progress, options = job.progress, job.options
     while progress.epoch < options.max_epochs:
         train_epoch(job)
         validates = is_validated(progress.epoch, options)
@@ -142,12 +156,6 @@ def train(job, plan, found, changes):
         progress.end_epoch()
         if validates:
             job.keeper.model_is_validated()
-    job.optimizer.stop()
-    run.event("summary", **progress.summary.record())
-    for line in progress.summary.table():
-        log.info("%s", line)
-    log.info("%d checkpoints took %.1f s", job.keeper.saved, job.keeper.seconds)
-    report_best(job)
 
 
 def go_on(job, found, changes):
@@ -195,7 +203,7 @@ def distribute(trainer, options, ranks):
         compression=compressors[options.compressor if options.compression else "none"],
         is_sparse=options.is_sparse,
         momentum_correction=options.momentum_correction,
-        communicator=ranks.new_communicator(),
+        communicator=ranks.new_communicator("reduction"),
         settings=settings,
     )
     trainer.update_optimizer(optimizer)
@@ -211,6 +219,7 @@ def train_epoch(job):
     began = time.perf_counter() - progress.seconds
     while progress.place < trainer.steps_per_epoch:
         step = train_step(job)
+        job.tracer.step(step)
         if step.phase == "sparse" and not step.skipped and not progress.summary.phases["sparse"].steps:
             report_sparse_start(run, options, step)
         run.step(step, options.settings.density if step.phase == "sparse" else 1)

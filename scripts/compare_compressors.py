@@ -37,7 +37,7 @@ from oktopk_training.files import atomic_write, make_folder
 from oktopk_training.job import program
 from oktopk_training.options import COMPRESSOR
 from oktopk_training.run_layout import CONFIG, LOG
-from plot_run import read_metrics
+from oktopk_training.runs import read_metrics
 
 JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
 VAL_INTERVAL = 4  # epochs: 12 and 20 are among those that are validated

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a trained model and a picture of the run, about 2 minutes on two cores after set-up:
+# From nothing to a trained model and a report on the run, about 2 minutes on two cores after set-up:
 #
 #     bash scripts/demo.sh [options of LSTM/main_trainer.py]
 #
@@ -26,5 +26,5 @@ say "Training on 2 ranks"
 run="runs/demo/$(date +%Y-%m-%d_%H-%M-%S)"
 config=quickstart venv="$(dirname "$(dirname "$python")")" bash LSTM/lstm_oktopk.sh --run-dir "$run" "$@"
 
-say "A picture of the run"
-"$python" scripts/plot_run.py "$run"
+say "A report on the run, for any browser"
+"$python" scripts/report.py "$run"

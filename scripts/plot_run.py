@@ -4,22 +4,15 @@ RUN is a run's folder, finished or still going. The picture shows loss, learning
 what rank 0 sent, against epochs.
 """
 
-import json
 import math
-import sys
 
 import _project  # noqa: F401 - for the modules of LSTM/
 from oktopk.fields import PATH
 from oktopk_training.command_line import Parser, reading
-from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
 from oktopk_training.job import program
-from oktopk_training.run_layout import CONFIG, METRICS
+from oktopk_training.runs import figures_of, read_config, read_metrics, title_of
 
-# What is drawn of each kind of record: a number, or null (only `iter` and `epoch` must be whole numbers).
-DRAWN = {"iter": ("loss", "lr", "bytes_sent"), "val": ("loss",)}  # and the figures of a validation
-COUNTED = {"iter": ("iter", "epoch"), "val": ("epoch",)}
-NO_FIGURES = ("kind", "epoch", "loss")  # of a validation
 SMOOTHING = 25  # steps that the running mean of the loss covers
 INK, GREY, BLUE, RED = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b"
 CURVES = (RED, "#2e8b57", BLUE, "#d68910", "#7d3c98")  # of the figures of a validation
@@ -37,78 +30,6 @@ def main():
     with atomic_write(out, "wb") as file:
         figure.savefig(file, format="png", dpi=150)
     print(out)
-
-
-def read_metrics(run):
-    """The records by kind. The last line may be half written, as the run may still be going; no other may."""
-    path = run / METRICS
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: there is no such file; name the folder of a run") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the file cannot be read ({error}); name the folder of a run") from None
-    records = {"iter": [], "epoch": [], "val": [], "event": []}
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines) and not line.endswith("\n"):
-            break
-        try:
-            record = json.loads(line)
-            _check(record)
-            records[record["kind"]].append(record)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise UserError(
-                f"{path}:{number}: this line is not a metrics record; remove it or choose another run"
-            ) from None
-    if not records["iter"]:
-        raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
-    return records
-
-
-def _check(record):
-    """Raise ValueError, KeyError or TypeError unless all that is drawn of the record is there, as numbers."""
-    kind = record["kind"]
-    for key in COUNTED.get(kind, ()):
-        if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
-            raise ValueError(key)
-    figures = [key for key in record if key not in NO_FIGURES] if kind == "val" else []
-    for key in (*DRAWN.get(kind, ()), *figures):
-        value = record[key] if key in ("loss", "lr") else record.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise TypeError(key)
-        if value is not None:
-            float(value)  # a whole number may have too many digits for that
-
-
-def read_config(run):
-    """The run's configuration, or None if it cannot be read: a picture needs none."""
-    try:
-        return json.loads((run / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def figures_of(config, tested):
-    """What the figures of a validation are called: as the run says, or as its metrics have them."""
-    try:
-        return {key: str(label) for key, label in config["figures"].items()}
-    except (KeyError, TypeError, AttributeError):
-        keys = (key for record in tested for key, value in record.items() if value is not None)
-        return {key: key for key in keys if key not in NO_FIGURES}
-
-
-def title_of(config):
-    """What was trained, if the run's configuration says so."""
-    try:
-        options = config["options"]
-        size = f"{options['hidden_layers']} layers of {options['hidden_size']}"
-        ranks = f"{config['ranks']} rank{'s' if config['ranks'] > 1 else ''} with batch {options['batch_size']}"
-        title = f"{options['dnn']} on {options['dataset']}: {size}, {ranks}, lr {options['lr']:g}"
-        if not options.get("compression"):
-            return title
-        return f"{title}\n{options['compressor']} at density {options['density']:g}"
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def draw(records, title, figures):

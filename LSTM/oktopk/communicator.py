@@ -42,7 +42,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Operation:
-    """One call, as a recorder hears of it. `start` is of time.perf_counter."""
+    """One call, as a recorder hears of it. `start` is of time.perf_counter, `number` counts those of all ranks."""
 
     name: str
     sent: int
@@ -50,6 +50,10 @@ class Operation:
     start: float
     seconds: float
     details: dict
+    dtype: torch.dtype
+    elements: int  # of the buffer on this rank
+    number: int
+    subject: tuple | None  # (merged gradient, phase); None outside a reduction
 
 
 class Communicator(abc.ABC):
@@ -65,7 +69,7 @@ class Communicator(abc.ABC):
         self.at = At()  # the watchdog looks at it
         self.watchdog = None
         self.traffic = defaultdict(Traffic)  # by operation
-        self.recorder = None
+        self.recorder = self.subject = None  # whoever reduces says what its operations are about
 
     # What algorithms call.
 
@@ -235,7 +239,8 @@ class Communicator(abc.ABC):
         record.sent += sent
         record.received += received
         if self.recorder is not None:
-            self.recorder(Operation(name, sent, received, start, seconds, details))
+            about = buffer.dtype, buffer.numel(), at.number, self.subject
+            self.recorder(Operation(name, sent, received, start, seconds, details, *about))
 
     def _leave(self, buffer):
         """The buffer where the transport takes it: itself, or a copy."""

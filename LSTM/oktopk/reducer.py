@@ -46,6 +46,7 @@ class Reducer:
 
         A rank that `abstains` has zeros for a gradient, and adds nothing else; so do all ranks for `unused` parameters.
         """
+        self.communicator.subject = self.merged.name, "sparse" if self.is_sparse_now else "dense"
         watch = Stopwatch(self.merged.gradient.device, self.settings.timed)
         if self.settings.momentum and not abstains:
             self._gather_momentum()
@@ -59,6 +60,7 @@ class Reducer:
             self._take_share(self.merged.gradient)
             report.seconds["demerge"] += watch.lap() - (self.communicator.total().seconds - before)
         self.reductions += 1
+        self.communicator.subject = None
 
     def _gather_momentum(self):
         """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""

@@ -49,6 +49,7 @@ class Options:
     checkpoint_interval: str = option("15m", INTERVAL, "steps or minutes from one checkpoint to the next")
     keep_checkpoints: int = option(3, COUNT, "checkpoints that are kept, the newest")
     watchdog: float | None = option(None, LIMIT, "how long ranks wait for one that does not come; default 5m, 0: ever")
+    trace: bool = option(False, FLAG, "write down every communication of every rank: trace.json and trace.csv")
     transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
     nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
     nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")

@@ -35,10 +35,10 @@ def alone():
 
 
 class Ranks:
-    """Over a communicator of its own. `new_communicator` makes the reducer's, whose messages must never meet ours."""
+    """Over a communicator of its own, "control". Messages of others, by `new_communicator`, never meet its."""
 
     def __init__(self, communicator):
-        self._communicator, self.new_communicator = communicator, communicator.duplicate
+        self._communicator, self.communicators = communicator, {"control": communicator}
         self.rank, self.size = communicator.rank, communicator.size
         self.versions = {"mpi4py": None, "mpi_library": None, **communicator.versions()}
         places = self.everyones((socket.gethostname(), cores()))
@@ -50,6 +50,11 @@ class Ranks:
     @property
     def is_first(self):
         return self.rank == 0
+
+    def new_communicator(self, name):
+        """Of all ranks, which call it alike; a trace knows it by the name."""
+        self.communicators[name] = self._communicator.duplicate()
+        return self.communicators[name]
 
     def everyones(self, value):
         """The value of each rank, in the order of ranks; on all of them."""

@@ -29,7 +29,7 @@ SAVE, END = 1, 2
 # What may be another when a run goes on, for the steps do not depend on it.
 _FREE = {
     *("run_dir", "resume", "checkpoint_interval", "keep_checkpoints", "watchdog", "max_epochs", "val_interval"),
-    *("nworkers", "nwpernode", "data_dir", "pretrain"),
+    *("trace", "nworkers", "nwpernode", "data_dir", "pretrain"),
 }
 _OF_STRANGE_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
@@ -136,7 +136,7 @@ class Keeper:
     """Saves and restores everything that the steps to come depend on. All ranks call it alike."""
 
     def __init__(self, folder, options, ranks):
-        self._options, self._ranks, self._communicator = options, ranks, ranks.new_communicator()
+        self._options, self._ranks, self._communicator = options, ranks, ranks.new_communicator("checkpoints")
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, self._communicator, options.keep_checkpoints)
         self._steps, self._seconds = interval_of(options.checkpoint_interval)
         self._last, self._last_time = None, time.monotonic()

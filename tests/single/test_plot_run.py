@@ -1,27 +1,16 @@
 """plot_run.py on runs that are finished, still going, missing or broken."""
 
-import json
 import os
 
 import pytest
 
 from corpora import run_program
-from oktopk_training.errors import UserError
-from plot_run import draw, figures_of, read_metrics
+from made_runs import iteration, write
+from plot_run import draw
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLOT = "scripts/plot_run.py"
 FIGURES = {"wer": "WER", "cer": "CER"}
-
-
-def iteration(number, epoch=0, loss=1.0, phase="dense"):
-    return {"kind": "iter", "iter": number, "epoch": epoch, "phase": phase, "loss": loss, "lr": 0.01}
-
-
-def write(run, records, tail=""):
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
-    return run
 
 
 def test_a_finished_run_is_drawn(tmp_path):
@@ -47,30 +36,6 @@ def test_an_epoch_of_no_steps_is_drawn(tmp_path):
     run = write(tmp_path / "run", [iteration(0), iteration(0, epoch=1), iteration(1, epoch=3)])
     result = run_program(PLOT, run)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"kind": "iter"},
-        {"kind": []},
-        iteration("one"),
-        iteration(0, epoch=0.5),
-        iteration(0, epoch=None),
-        iteration(-1),
-        iteration(True),
-        iteration(0, loss="high"),
-        iteration(10**400),
-        iteration(0, loss=10**400),
-        {"kind": "val", "loss": 1.0},
-        {"kind": "val", "epoch": 0, "loss": 1.0, "wer": "low"},
-    ],
-    ids=str,
-)
-def test_a_record_without_what_is_drawn_is_refused(record, tmp_path):
-    run = write(tmp_path / "run", [iteration(0), record])
-    with pytest.raises(UserError, match=r"metrics\.jsonl:2: this line is not a metrics record"):
-        read_metrics(run)
 
 
 @pytest.mark.parametrize("case", ["missing", "empty", "broken", "foreign", "unwritable"])
@@ -111,10 +76,3 @@ def test_what_was_sent_has_a_panel_of_its_own_where_anything_was():
         "WER, 0.250 at the end",
         "CER, 0.125 at the end",
     ]
-
-
-def test_figures_are_called_what_the_run_calls_them_and_otherwise_what_its_metrics_do():
-    tested = [{"kind": "val", "epoch": 0, "loss": 3.0, "wer": None, "perplexity": 20.0}]
-    assert figures_of({"figures": {"bleu": "BLEU"}}, tested) == {"bleu": "BLEU"}
-    for config in (None, [], {}, {"figures": None}):
-        assert figures_of(config, tested) == {"perplexity": "perplexity"}

@@ -197,18 +197,18 @@ def test_the_demo_makes_its_data_first(machine):
     assert "scripts/prepare_an4.py --synthetic" in machine.asked.splitlines()
 
 
-def test_the_demo_trains_on_two_ranks_and_draws_the_run(machine):
+def test_the_demo_trains_on_two_ranks_and_reports_on_the_run(machine):
     machine.add("mpiexec")
     with_data(machine)
     result = machine.run("demo.sh", "--density", "0.05")
     assert result.returncode == 0, result.stderr
-    train, plot = machine.asked.splitlines()[-2:]
+    train, report = machine.asked.splitlines()[-2:]
     assert train.startswith("-n 2 ")
     assert "main_trainer.py --dnn lstman4" in train
     assert "--compressor oktopk --density 0.02" in train
     run = train.split("--run-dir ")[1].split()[0]
     assert train.endswith(f"--run-dir {run} --density 0.05")
-    assert plot == f"scripts/plot_run.py {run}"
+    assert report == f"scripts/report.py {run}"
 
 
 def test_the_demo_keeps_the_choice_of_the_run_folder(machine):

@@ -1,0 +1,43 @@
+"""HTML and SVG from elements. What is not `Markup` already is escaped, so that no name or figure becomes a tag."""
+
+import html
+import json
+
+VOID = {"meta", "br"}
+
+
+class Markup(str):
+    """Text that is HTML."""
+
+    __slots__ = ()
+
+
+def element(name, /, *children, **attributes):
+    """class_="a" gives class="a", data_run=1 gives data-run="1"; None and False leave an attribute out."""
+    given = "".join(
+        f' {key.strip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Markup(f"<{name}{given}>" if name in VOID else f"<{name}{given}>{joined(*children)}</{name}>")
+
+
+def joined(*children):
+    """Elements, texts and lists of both, one after another; None is nothing."""
+    parts = []
+    for child in children:
+        if isinstance(child, Markup):
+            parts.append(child)
+        elif isinstance(child, str):
+            parts.append(html.escape(child))
+        elif child is not None:
+            parts.append(joined(*child))
+    return Markup("".join(parts))
+
+
+def data(value, **attributes):
+    """A value for the page's JavaScript. No text in it can end the element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return element("script", Markup(text), type="application/json", **attributes)

@@ -1,0 +1,1 @@
+"""What a report of runs shows: which plots, which tables."""
