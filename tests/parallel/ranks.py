@@ -38,6 +38,11 @@ def run_torch_ranks(ranks, program, *arguments, seconds=240, **variables):
     return _run(torchrun, program, arguments, seconds, variables)
 
 
+def run_script(program, *arguments, seconds=240, **variables):
+    """Run a program that starts ranks itself."""
+    return _run([sys.executable], program, arguments, seconds, variables)
+
+
 def _run(launch, program, arguments, seconds, variables):
     """In a session of its own: when time is up, all that was started is ended, and not the launcher alone."""
     environment = {

@@ -1,0 +1,113 @@
+"""scripts/lab.py: hosts with links of a rate, what runs on them, that nothing is left of them; and who may not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import ROOT, SECONDS_TO_END, WORKERS, run_script
+
+import lab
+from oktopk_training.errors import UserError
+
+needs_root_and_iproute2 = pytest.mark.skipif(
+    os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")), reason="a lab needs root and iproute2"
+)
+
+LAB = ROOT / "scripts" / "lab.py"
+HEADERS = 1514 / 1448  # what Ethernet, IP and TCP with timestamps make of a full packet's content
+MEGABITS = 200
+
+
+@needs_root_and_iproute2
+def test_hosts_have_only_their_links_and_ranks_of_a_host_share_memory(tmp_path):
+    """Bytes by the interfaces are those that the communicator counted, and headers; the rate is the one asked for."""
+    network = ("--hosts", 2, "--ranks-per-host", 2, "--rate", f"{MEGABITS}mbit", "--json", tmp_path / "bytes.json")
+    done = run_script(LAB, *network, "--", sys.executable, WORKERS / "links.py")
+    assert done.returncode == 0, done.stderr
+    found, counted = json.loads(done.stdout), json.loads((tmp_path / "bytes.json").read_text())
+    assert found["hosts"] == ["host0", "host0", "host1", "host1"]
+    assert found["sharing"] == [2, 2, 2, 2]
+    for host, sent in found["sent"].items():
+        assert counted["hosts"][host]["sent"] == pytest.approx(HEADERS * sent, rel=0.03)
+        assert counted["hosts"][host]["received"] == pytest.approx(HEADERS * sent, rel=0.03)
+        assert f"{counted['hosts'][host]['sent']:,} bytes sent" in done.stderr
+    assert HEADERS * found["sent"]["host0"] * 8 / found["seconds"] == pytest.approx(MEGABITS * 1e6, rel=0.1)
+
+
+@needs_root_and_iproute2
+def test_torchrun_starts_an_agent_on_each_host():
+    who = ["bash", "-c", "echo $(hostname) $RANK $LOCAL_RANK $WORLD_SIZE"]
+    done = run_script(LAB, "--hosts", 2, "--ranks-per-host", 2, "--torchrun", "--", *who)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["host0 0 0 4", "host0 1 1 4", "host1 2 0 4", "host1 3 1 4"]
+
+
+@needs_root_and_iproute2
+def test_the_exit_status_is_the_commands():
+    done = run_script(LAB, "--", "bash", "-c", "exit $((7 * PMI_RANK))")
+    assert done.returncode == 7
+
+
+@needs_root_and_iproute2
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_lab_that_is_killed_leaves_nothing(number, tmp_path):
+    spaces = tmp_path / "spaces"
+    command = ["bash", "-c", f"readlink /proc/self/ns/net >> {spaces}; echo ready; read -r < <(tail -f /dev/null)"]
+    with subprocess.Popen(
+        [sys.executable, LAB, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as killed:
+        assert [killed.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+        there = set(spaces.read_text().split())
+        assert len(there) == 2
+        assert there <= network_namespaces()
+        killed.send_signal(number)
+        killed.communicate(timeout=SECONDS_TO_END)
+    assert killed.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    until = time.monotonic() + SECONDS_TO_END
+    while there & network_namespaces():  # those that are killed need a moment
+        assert time.monotonic() < until
+
+
+def network_namespaces():
+    """Of all processes."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(os.readlink(process / "ns" / "net"))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def test_only_root_may_build_one(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="only root may: start it as root"):
+        lab.check_tools()
+
+
+def test_without_iproute2_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is no ip here, which a lab is built with: install iproute2"):
+        lab.check_tools()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hosts", "2"], "there is no command: put it behind the options, after --"),
+        (["--hosts", "300", "--", "true"], "argument --hosts: expected at most 250, found '300'"),
+        (["--rate", "fast", "--", "true"], "argument --rate: expected a rate like 1gbit or 100mbit, found 'fast'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(words, said):
+    done = run_script(LAB, *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {said}")
