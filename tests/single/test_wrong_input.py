@@ -136,8 +136,6 @@ def test_a_recording_that_is_emptied_meanwhile_ends_the_run_by_its_name(tmp_path
 OPTIONS = {
     "unknown option": (["--learning-rate", "1"], ["--learning-rate"]),
     "abbreviation": (["--max-epoch", "1"], ["--max-epoch"]),
-    "not offered yet": (["--resume", "auto"], ["--resume", "not offered yet", "--pretrain"]),
-    "not offered either": (["--checkpoint_interval=5"], ["--checkpoint-interval", "not offered yet", "--pretrain"]),
     "unknown compressor": (["--compressor", "gzip"], ["--compressor", "'gzip'", "oktopk", "topkDSA", "dense"]),
     "density zero": (["--density", "0"], ["--density", "above 0", "'0'"]),
     "density above one": (["--density", "1.5"], ["--density", "at most 1", "'1.5'"]),
