@@ -6,7 +6,7 @@
 The first form finds, for each path, the files below --root (default: the manifest's folder) that share the longest
 tail with it: `/home/ann/an4/train/wav/x.wav` is `an4/train/wav/x.wav` here, if that exists, or else `train/wav/x.wav`,
 and so on to `x.wav` wherever it lies. Two files that match equally well are reported and not chosen between.
-The second form pairs FOLDER/wav/x.wav with FOLDER/txt/x.txt.
+The second form pairs FOLDER/wav/x.wav with FOLDER/txt/x.txt. Fields may be in quotes, as pandas writes them.
 
 Lines without a match are listed and left out, and the exit status is then 1; if none is left, nothing is written.
 MANIFEST is rewritten in place, and its first form kept beside it as MANIFEST.bak; --out leaves it alone.
@@ -19,8 +19,9 @@ from collections import defaultdict
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import _project  # noqa: F401 - puts LSTM/ on the path
-from oktopk_training.errors import UserError
+from oktopk_training.errors import UserError, one_line
 from oktopk_training.files import atomic_write
+from oktopk_training.inputs import MOST_OF_A_MANIFEST, comma_separated, quoted, read_lines, shown, with_commas
 from oktopk_training.job import program
 
 LINES_LEFT_OUT_STATUS = 1
@@ -36,7 +37,7 @@ def main():
         pairs, problems = pairs_of_manifest(options.manifest, options.root or options.manifest.parent)
         source, target = options.manifest, options.out or options.manifest
     for problem in problems:
-        sys.stderr.write(f"left out: {problem}\n")
+        sys.stderr.write(f"left out: {one_line(problem)}\n")
     if not pairs:
         raise UserError(f"{source}: no line could be matched, so nothing is written; is --root the folder of the data?")
     keep_first_form(target, options.manifest)
@@ -60,18 +61,27 @@ def parse_command_line():
 
 
 def pairs_of_folder(folder):
-    """(audio, transcript) paths by equal stem, and what has no partner."""
-    files = {}
-    for kind in ("wav", "txt"):
-        found = sorted(path for path in (folder / kind).glob(f"*.{kind}") if path.is_file())
-        files[kind] = {path.stem: path for path in found}
-        if not found:
-            raise UserError(f"{folder / kind} holds no .{kind} files; {folder} should have wav/ and txt/.")
-    audio, texts = files["wav"], files["txt"]
-    pairs = [(audio[stem], texts[stem]) for stem in audio if stem in texts]
-    problems = [f"{audio[stem]} has no transcript" for stem in audio if stem not in texts]
-    problems += [f"{texts[stem]} has no audio" for stem in texts if stem not in audio]
+    """(audio, transcript) paths by equal stem, and what has no partner, or more than one."""
+    audio, texts = (files_by_stem(folder / kind, f".{kind}") for kind in ("wav", "txt"))
+    pairs = [(audio[stem][0], texts[stem][0]) for stem in audio if len(audio[stem]) == len(texts[stem]) == 1]
+    problems = [f"{path} has no transcript" for stem in audio if not texts[stem] for path in audio[stem]]
+    problems += [f"{path} has no audio" for stem in texts if not audio[stem] for path in texts[stem]]
+    for found in (audio, texts):
+        problems += [
+            f"{paths[0]} and {paths[1]} differ in their endings alone" for paths in found.values() if paths[1:]
+        ]
     return pairs, problems
+
+
+def files_by_stem(folder, ending):
+    """Stem -> files of this ending, in small letters or large."""
+    found = defaultdict(list)
+    for path in sorted(folder.glob("*")):
+        if path.suffix.lower() == ending and path.is_file():
+            found[path.stem].append(path)
+    if not found:
+        raise UserError(f"{folder} holds no {ending} files; {folder.parent} should have wav/ and txt/.")
+    return found
 
 
 def pairs_of_manifest(manifest, root):
@@ -80,7 +90,7 @@ def pairs_of_manifest(manifest, root):
         raise UserError(f"the folder {root} does not exist; give the folder of the data with --root.")
     files = FilesBelow(root)
     pairs, problems = [], []
-    for number, line in enumerate(read_lines(manifest), start=1):
+    for number, line in enumerate(lines_of(manifest), start=1):
         if not line.strip():
             continue
         try:
@@ -90,13 +100,11 @@ def pairs_of_manifest(manifest, root):
     return pairs, problems
 
 
-def read_lines(manifest):
+def lines_of(manifest):
     try:
-        return manifest.read_text(encoding="utf-8-sig").splitlines()  # "sig": Windows begins files with a mark
+        yield from read_lines(manifest, MOST_OF_A_MANIFEST)
     except OSError as error:
         raise UserError(f"cannot read the manifest {manifest}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{manifest} is not a manifest: it is not UTF-8 text.") from error
 
 
 class NoMatch(Exception):
@@ -104,9 +112,9 @@ class NoMatch(Exception):
 
 
 def matched_line(line, files, home):
-    fields = [field.strip() for field in line.split(",")]
+    fields = comma_separated(line)
     if len(fields) != 2 or not all(fields):
-        raise NoMatch(f"expected `audio path,transcript path`, found {line!r}")
+        raise NoMatch(f"expected `audio path,transcript path`, found {quoted(line.strip())}")
     return tuple(files.match(field, home) for field in fields)
 
 
@@ -124,16 +132,16 @@ class FilesBelow:
         """The file that `text` means: itself if it is right as it stands, else the one that shares the longest tail."""
         wanted = parts_of(text)
         if not wanted:
-            raise NoMatch(f"{text!r} names no file")
+            raise NoMatch(f"{quoted(text)} names no file")
         if not Path(text).is_absolute() and os.path.isfile(home / text):  # of names too long, too
             return home / text
-        candidates = self.by_name.get(wanted[-1], [])
+        candidates = [path for path in self.by_name.get(wanted[-1], []) if path.is_file()]
         if not candidates:
-            raise NoMatch(f"no file called {wanted[-1]} below {self.root}")
+            raise NoMatch(f"no file called {shown(wanted[-1])} below {self.root}")
         shared = [shared_tail(wanted, path.relative_to(self.root).parts) for path in candidates]
         best = [path for path, length in zip(candidates, shared, strict=True) if length == max(shared)]
         if len(best) > 1:
-            raise NoMatch(f"{text} fits {len(best)} files equally well, among them {best[0]} and {best[1]}")
+            raise NoMatch(f"{shown(text)} fits {len(best)} files equally well, among them {best[0]} and {best[1]}")
         return best[0]
 
 
@@ -164,15 +172,15 @@ def write_manifest(target, pairs):
             paths = [os.path.relpath(path, target.parent) for path in pair]
             for path in paths:
                 refuse_unwritable(path)
-            file.write(",".join(paths) + "\n")
+            file.write(with_commas(paths))
 
 
 def refuse_unwritable(path):
     """A manifest is UTF-8, with a pair of paths on each line."""
     whole = path.strip() == path and path.splitlines() == [path]
-    if not whole or "," in path or any(0xD800 <= ord(character) < 0xE000 for character in path):
+    if not whole or any(0xD800 <= ord(character) < 0xE000 for character in path):
         raise UserError(
-            f"{path!r}: a path in a manifest must be UTF-8 text without a comma, line break or space at its ends; "
+            f"{path!r}: a path in a manifest must be UTF-8 text without a line break or a space at its ends; "
             "rename the file."
         )
 

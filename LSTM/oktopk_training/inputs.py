@@ -5,11 +5,17 @@ All that can be wrong with opening one is an OSError whose `strerror` says what.
 
 import csv
 import errno
+import io
+import itertools
 import json
 import os
 import stat
 
+from .errors import one_line
+
 SHOWN = 80  # characters of a file's content in a message
+MOST_OF_A_MANIFEST = 256 << 20  # bytes: two million lines
+LONGEST_LINE = 1 << 20  # characters; a path has at most 4,096
 LONGEST_PATH = 200  # characters of a path in a message
 
 
@@ -28,15 +34,30 @@ def check_file(path, most=None):
     return status.st_size
 
 
-def read_text(path, most):
-    """UTF-8, with or without the mark that Windows begins files with."""
+def read_bytes(path, most):
     check_file(path, most)
     with open(path, "rb") as file:
-        content = file.read(most)  # what /proc holds says that it is empty
+        return file.read(most)  # what /proc holds says that it is empty
+
+
+def read_text(path, most):
+    """UTF-8, with or without the mark that Windows begins files with."""
+    return "".join(read_lines(path, most))
+
+
+def read_lines(path, most):
+    """The same line by line: a list of them all can take many times their memory."""
+    text = io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig")
     try:
-        return content.decode("utf-8-sig")
+        for number in itertools.count(1):
+            line = text.readline(LONGEST_LINE + 1)
+            if len(line) > LONGEST_LINE:
+                raise OSError(errno.EFBIG, f"line {number} has more than {LONGEST_LINE} characters")
+            if not line:
+                return
+            yield line
     except UnicodeDecodeError as error:
-        raise OSError(errno.EILSEQ, f"it is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise OSError(errno.EILSEQ, f"it is not UTF-8 text: {error.reason}") from None
 
 
 def read_json(path, most):
@@ -64,6 +85,13 @@ def comma_separated(line):
         return []
 
 
+def with_commas(fields):
+    """The line of these fields, in quotes where they need them."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(fields)
+    return line.getvalue()
+
+
 def quoted(text):
     """As much of a file's content as belongs into a message."""
     return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}... ({len(text)} characters)"
@@ -77,4 +105,4 @@ def shown(path):
 
 def printable(text):
     """A text from a file, as a picture or a line can show it."""
-    return "".join(each if each.isprintable() else "?" for each in str(text)[:SHOWN])
+    return one_line(str(text)[:SHOWN])

@@ -8,6 +8,7 @@ written, and nothing in it becomes a path; audio and text are read from its memb
 import hashlib
 import io
 import re
+import struct
 import tarfile
 import zlib
 from contextlib import contextmanager
@@ -16,16 +17,48 @@ from pathlib import Path, PurePosixPath
 
 import soundfile
 
-from corpus.layout import Utterance, wav_bytes
+from corpus.layout import SAMPLE_BYTES, Utterance, wav_bytes
 from oktopk_training.errors import UserError
+from oktopk_training.inputs import check_file, quoted
 
 TRANSCRIPTIONS = {"train": "an4_train.transcription", "test": "an4_test.transcription"}
 AUDIO_FOLDERS = {"an4_clstk": "train", "an4test_clstk": "test"}
-TRANSCRIPTION_LINE = re.compile(r"(?:<s>)?(?P<words>[^<>()]*)(?:</s>)?\s*\((?P<name>[A-Za-z0-9_-]+)\)")
-SAMPLES_PROMISED = re.compile(rb"sample_count -i (\d+)")
+TRANSCRIPTION_LINE = re.compile(r"(?:<s>)?(?P<words>[^<>()]*)(?:</s>\s*)?\((?P<name>[A-Za-z0-9_-]{1,100})\)")
+SAMPLES_PROMISED = re.compile(rb"sample_count -i (\d{1,18})")
 
-# Far above anything in AN4, far below what would fill a memory.
+# Far above anything in AN4, far below what would fill a memory: a few bytes of gzip can stand for thousands.
 MAX_MEMBER_BYTES = 64 << 20
+MAX_TRANSCRIPTION_BYTES = 4 << 20
+MAX_HEADER_BYTES = 64 << 10  # of a header that only says more about the member after it
+MAX_MEMBERS = 20_000
+MAX_BYTES = 2 << 30  # unpacked
+MODES = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2"}  # by how a file begins
+# tarfile and what it decompresses with were not written for damaged files: they can end with any of these.
+OF_DAMAGED_ARCHIVES = (
+    *(tarfile.TarError, zlib.error, struct.error, OSError, ValueError, LookupError, ArithmeticError),
+    *(RuntimeError, TypeError, AttributeError, MemoryError),
+)
+
+
+class Refused(Exception):
+    """A header that nothing in AN4 has; the message says what it is."""
+
+
+class Member(tarfile.TarInfo):
+    """tarfile reads what describes a member at any length, before anybody can look at it."""
+
+    def _proc_member(self, tar):
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_sparse()
+        describes = not (self.isreg() or self.isdir() or self.issym() or self.islnk() or self.isdev())
+        if self.size < 0 or (describes and self.size > MAX_HEADER_BYTES):
+            raise Refused(f"it has a header of {self.size} bytes")
+        return super()._proc_member(tar)
+
+    def _refuse_sparse(self, *_):
+        raise Refused("it has a sparse file")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 class An4Archive:
@@ -40,8 +73,8 @@ class An4Archive:
         transcripts = {}
         audio = set()
         with self._open() as tar:
-            for member in tar:
-                self._refuse_unsafe(member)
+            for number, member in enumerate(tar, start=1):
+                self._refuse_unsafe(member, number)
                 if split := _split_of_audio(member):
                     self._wav(tar, member)  # a damaged recording is to be found before anything is written
                     audio.add((split, _name(member)))
@@ -66,6 +99,7 @@ class An4Archive:
 
     def _sha256(self):
         try:
+            check_file(self.path)
             with open(self.path, "rb") as file:
                 digest = hashlib.sha256()
                 while block := file.read(1 << 20):
@@ -77,11 +111,15 @@ class An4Archive:
     @contextmanager
     def _open(self):
         try:
-            with tarfile.open(self.path, "r:*") as tar:
+            with open(self.path, "rb") as file:
+                mode = MODES.get(file.read(2), "r:")
+            with tarfile.open(self.path, mode, tarinfo=Member) as tar:
                 yield tar
+        except Refused as error:
+            raise UserError(f"{self.path}: refused, since {error}; nothing in AN4 has one.") from error
         except EOFError as error:
             raise self._truncated() from error
-        except (tarfile.TarError, zlib.error, OSError) as error:
+        except OF_DAMAGED_ARCHIVES as error:
             if "unexpected end" in str(error):
                 raise self._truncated() from error
             raise UserError(f"{self.path} is not a tar archive, or is damaged; copy or download it again.") from error
@@ -89,17 +127,23 @@ class An4Archive:
     def _truncated(self):
         return UserError(f"{self.path} is truncated: it ends in the middle; copy or download it again.")
 
-    def _refuse_unsafe(self, member):
-        path = PurePosixPath(member.name)
+    def _refuse_unsafe(self, member, number):
+        path, name = PurePosixPath(member.name), quoted(member.name)
         if path.is_absolute() or ".." in path.parts:
-            raise UserError(f"{self.path}: refused, since its member {member.name!r} points outside the archive.")
+            raise UserError(f"{self.path}: refused, since its member {name} points outside the archive.")
         if not (member.isreg() or member.isdir()):
             kind = "a link" if member.issym() or member.islnk() else "a device"
-            raise UserError(f"{self.path}: refused, since its member {member.name!r} is {kind}.")
-        if member.size > MAX_MEMBER_BYTES:
+            raise UserError(f"{self.path}: refused, since its member {name} is {kind}.")
+        most = MAX_TRANSCRIPTION_BYTES if _split_of_transcription(member) else MAX_MEMBER_BYTES
+        if not 0 <= member.size <= most:
             raise UserError(
-                f"{self.path}: refused, since its member {member.name!r} has {member.size} bytes; "
-                f"nothing in AN4 comes near {MAX_MEMBER_BYTES}."
+                f"{self.path}: refused, since its member {name} has {member.size} bytes; "
+                f"nothing in AN4 comes near {most}."
+            )
+        if number > MAX_MEMBERS or member.offset_data + member.size > MAX_BYTES:
+            raise UserError(
+                f"{self.path}: refused, since it holds more than {MAX_MEMBERS} members or {MAX_BYTES} bytes; "
+                "AN4 comes near neither."
             )
 
     def _refuse_truncated(self, tar):
@@ -108,7 +152,8 @@ class An4Archive:
         if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise self._truncated()
         while tar.fileobj.read(1 << 20):  # a compressed file has its checksum at the end
-            pass
+            if tar.fileobj.tell() > MAX_BYTES:
+                raise UserError(f"{self.path}: refused, since what follows its last member never ends.")
 
     def _transcripts(self, split, member, content):
         transcripts = {}
@@ -117,7 +162,8 @@ class An4Archive:
                 continue
             match = TRANSCRIPTION_LINE.fullmatch(line.strip())
             if not match:
-                raise UserError(f"{self.path}: {member.name}:{number}: expected `WORDS (utterance)`, found {line!r}.")
+                place = f"{self.path}: {PurePosixPath(member.name).name}:{number}"
+                raise UserError(f"{place}: expected `WORDS (utterance)`, found {quoted(line)}.")
             if words := " ".join(match["words"].upper().split()):
                 transcripts[split, match["name"]] = words
         return transcripts
@@ -125,14 +171,18 @@ class An4Archive:
     def _wav(self, tar, member):
         content = self._read(tar, member)
         try:
-            samples, rate = soundfile.read(io.BytesIO(content), dtype="int16", always_2d=True)
+            with soundfile.SoundFile(io.BytesIO(content)) as sound:
+                promised = SAMPLES_PROMISED.search(content)  # libsndfile reads a file that is cut off without a word
+                fewest = max(1, int(promised[1]) if promised else 0)
+                if not fewest <= sound.frames <= MAX_MEMBER_BYTES // SAMPLE_BYTES // sound.channels:
+                    raise UserError(
+                        f"{self.path}: the audio of {quoted(member.name)} is empty, cut off or far too long."
+                    )
+                samples, rate = sound.read(dtype="int16", always_2d=True), sound.samplerate
         except soundfile.LibsndfileError as error:
             raise UserError(
-                f"{self.path}: the audio of {member.name} cannot be read ({error.error_string})."
+                f"{self.path}: the audio of {quoted(member.name)} cannot be read ({error.error_string})."
             ) from error
-        promised = SAMPLES_PROMISED.search(content)  # libsndfile reads a file that is cut off without a word
-        if len(samples) < max(1, int(promised[1]) if promised else 0):
-            raise UserError(f"{self.path}: the audio of {member.name} is empty or cut off.")
         return wav_bytes(samples[:, 0].astype("<i2").tobytes(), rate)
 
     def _read(self, tar, member):

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.inputs import MOST_OF_A_MANIFEST, comma_separated, read_json, read_lines
 
 MANIFESTS = {"train": "an4_train_manifest.csv", "test": "an4_val_manifest.csv"}
 SAMPLE_BYTES = 2  # 16-bit PCM
+MOST_OF_AN_IDENTITY = 1 << 16  # bytes of a file that says which corpus a folder holds
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ class Corpus:
 
     def _corpus_there(self):
         try:
-            return json.loads(self._identity_file.read_text(encoding="utf-8"))["corpus"]
+            return read_json(self._identity_file, MOST_OF_AN_IDENTITY)["corpus"]
         except (FileNotFoundError, NotADirectoryError):
             traces = [self.folder / name for name in ("an4", *MANIFESTS.values())]
             return "one that this script did not make" if any(path.exists() for path in traces) else None
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return f"{self._identity_file} is not readable"
 
 
@@ -120,7 +122,7 @@ def wav_bytes(pcm, sample_rate):
 
 def _is_whole(manifest):
     try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:  # no manifest of ours
+        lines = read_lines(manifest, MOST_OF_A_MANIFEST)
+        return all(os.path.isfile(manifest.parent / name) for line in lines for name in comma_separated(line))
+    except OSError:  # no manifest of ours
         return False
-    return all(os.path.isfile(manifest.parent / name) for line in lines for name in line.split(","))

@@ -136,14 +136,14 @@ def test_bad_input_is_one_sentence(data, arguments, words):
     assert manifest.read_text().startswith("/x/")
 
 
-@pytest.mark.parametrize("name", ["a,b", "a\nb", "a\u2028b", "a\udcff"])
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "a\udcff"])
 def test_a_path_that_no_manifest_can_hold_is_refused(tmp_path, name):
     make_files(tmp_path, f"wav/{name}.wav", f"txt/{name}.txt")
     result = fix("--from", tmp_path, "--out", tmp_path / "m.csv")
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
-    assert "without a comma, line break" in line
+    assert "without a line break" in line
     assert not (tmp_path / "m.csv").exists()
 
 

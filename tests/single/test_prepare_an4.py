@@ -169,7 +169,7 @@ class TestBadArchive:
 
     def test_a_folder(self, tmp_path):
         (tmp_path / "folder").mkdir()
-        self.refuse(tmp_path, tmp_path / "folder", "folder", "Is a directory")
+        self.refuse(tmp_path, tmp_path / "folder", "folder", "it is a folder")
 
     def test_without_transcripts(self, tmp_path):
         self.refuse(tmp_path, write_archive(tmp_path / "a.tgz", {"x.txt": b"x"}), "etc/an4_train.transcription")

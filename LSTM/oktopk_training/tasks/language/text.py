@@ -1,11 +1,12 @@
 """The Penn Treebank text: `ptb.{train,valid,test}.txt` as word indices, cut into parallel streams."""
 
+from array import array
 from pathlib import Path
 
 import torch
 
 from ...errors import UserError
-from ...inputs import quoted, read_text
+from ...inputs import quoted, read_lines
 
 END_OF_SENTENCE = "<eos>"
 _MOST_BYTES = 1 << 30  # of a text
@@ -15,38 +16,59 @@ STEPS = 35  # words that one batch covers of each stream
 
 def load_ptb(folder):
     """The vocabulary (word -> index, from the training text) and the three texts as one long tensor each."""
-    texts = {part: _words(Path(folder) / f"ptb.{part}.txt") for part in ("train", "valid", "test")}
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(texts["train"]))}
-    if len(vocabulary) > _MOST_WORDS:
-        raise UserError(
-            f"{Path(folder) / 'ptb.train.txt'}: {len(vocabulary)} different words are more than the {_MOST_WORDS} that "
-            "can be learnt; write rare words as <unk>"
-        )
-    indexed = {}
-    for part, words in texts.items():
-        strange = sorted(set(words) - vocabulary.keys())
-        if strange:
-            raise UserError(
-                f"{Path(folder) / f'ptb.{part}.txt'}: {len(strange)} words do not occur in ptb.train.txt "
-                f"({', '.join(map(quoted, strange[:3]))}, ...); write rare words as <unk>"
-            )
-        indexed[part] = torch.tensor([vocabulary[word] for word in words])
+    paths = {part: Path(folder) / f"ptb.{part}.txt" for part in ("train", "valid", "test")}
+    vocabulary = {}
+    indexed = {"train": _numbers(paths["train"], lambda word: vocabulary.setdefault(word, len(vocabulary)), vocabulary)}
+    for part in ("valid", "test"):
+        indexed[part] = _known_words(paths[part], vocabulary)
     return vocabulary, indexed
 
 
-def _words(path):
+def _known_words(path, vocabulary):
+    strange = {}
+
+    def number(word):
+        index = vocabulary.get(word, -1)
+        if index < 0:
+            strange[word] = None
+        return index
+
+    numbers = _numbers(path, number, strange)
+    if strange:
+        raise UserError(
+            f"{path}: {len(strange)} words do not occur in ptb.train.txt "
+            f"({', '.join(map(quoted, sorted(strange)[:3]))}, ...); write rare words as <unk>"
+        )
+    return numbers
+
+
+def _numbers(path, number, seen):
+    """A text by `number` of each word, line by line: words take ten times the memory. `seen` fills meanwhile."""
+    numbers = array("q")
+    for words in _sentences(path):
+        numbers.extend(map(number, words))
+        if len(seen) > _MOST_WORDS:
+            raise UserError(
+                f"{path}: more than {_MOST_WORDS} different words cannot be learnt; write rare words as <unk>"
+            )
+    if not numbers:
+        raise UserError(f"{path}: the file is empty; fetch it again")
+    return torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def _sentences(path):
     try:
-        lines = read_text(path, _MOST_BYTES).splitlines()
+        for line in read_lines(path, _MOST_BYTES):
+            if line.strip():
+                yield [*line.split(), END_OF_SENTENCE]
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file; --data-dir must hold ptb.train.txt, ptb.valid.txt and ptb.test.txt"
         ) from None
     except OSError as error:
-        raise UserError(f"{path}: the file cannot be read ({error.strerror}); fetch it again") from None
-    words = [word for line in lines if line.strip() for word in (*line.split(), END_OF_SENTENCE)]
-    if not words:
-        raise UserError(f"{path}: the file is empty; fetch it again")
-    return words
+        raise UserError(
+            f"{path}: the file cannot be read ({error.strerror}); put each sentence on a line, as UTF-8"
+        ) from None
 
 
 def streams(words, count, name):

@@ -2,6 +2,7 @@
 
 import io
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ BINS = WINDOW // 2 + 1
 _HAMMING = torch.hamming_window(WINDOW, periodic=True)
 LONGEST = 600  # seconds: batches of longer utterances need more memory than most machines have
 MOST_SAMPLES = LONGEST * 48_000 * 2  # of all channels
+LOWEST_RATE = 4_000  # Hz: speech holds little below 2 kHz, and a header that says less is wrong
+_HIGHEST_RATE = 400_000  # Hz, above any recorder's
 _MOST_BYTES = 8 * MOST_SAMPLES  # and what else may be in a file
 _MOST_CHUNKS = 1000  # of a WAV file before its samples
 _OPEN_LENGTH = 0x7FFF0000  # programs that write to a pipe put such a number for a length that they do not know
@@ -24,14 +27,13 @@ _SILENCE = 1e-8  # a standard deviation below this is a silent file, not a scale
 
 
 class UnfitAudio(Exception):
-    """It can be read, but is not what it should be: the message says how."""
+    """It is not audio, or not such as can be learnt from: the message says what it is or has."""
 
 
 def read(path, expected=None):
     """The samples as float32 in [-1, 1], one channel, at SAMPLE_RATE: as many as `expected`, if that is given."""
-    with soundfile.SoundFile(source(path)) as file:
+    with opened(path) as file:
         rate = file.samplerate
-        check_amount(file)
         _insist(expected, file.frames, rate)
         samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
     _insist(expected, len(samples), rate)  # some headers promise more than there is
@@ -42,15 +44,30 @@ def read(path, expected=None):
     return samples
 
 
-def source(path):
-    """What is to be read in place of a file: itself, or of a WAV file that was streamed a copy that says its length."""
+@contextmanager
+def opened(path):
+    """A `SoundFile` of what can be learnt from. What is wrong with it is an OSError or UnfitAudio."""
     size = check_file(path, _MOST_BYTES)
-    with open(path, "rb") as file:
-        place = _open_length(file, size)
-        if place is None:
-            return str(path)
+    with open(path, "rb", buffering=0) as file:
+        streamed = _with_its_length(file, size)
         file.seek(0)
-        content = bytearray(file.read(size))
+        try:
+            # Not by its name: soundfile asks for the rate of whatever is called .raw.
+            with soundfile.SoundFile(streamed or file.fileno(), closefd=False) as sound:
+                _check(sound)
+                yield sound
+        except soundfile.LibsndfileError as error:
+            raise UnfitAudio(f"is not audio that can be read ({error.error_string})" if size else "is empty") from None
+
+
+def _with_its_length(file, size):
+    """A copy that says its length, of a WAV file that was written to a pipe and so does not; None of others."""
+    place = _open_length(file, size)
+    if place is None:
+        return None
+    content = bytearray(size)
+    file.seek(0)
+    del content[file.readinto(content) :]
     struct.pack_into("<I", content, 4, len(content) - 8)
     struct.pack_into("<I", content, place, len(content) - place - 4)
     return io.BytesIO(content)
@@ -71,15 +88,17 @@ def _open_length(file, size):
     return None
 
 
-def check_amount(header):
-    """A short file may hold hours of silence."""
-    if header.frames * header.channels > MOST_SAMPLES:
-        raise UnfitAudio(f"it has {header.frames} samples in {header.channels} channels")
+def _check(sound):
+    """From the header: a short file may hold hours of silence, or become long where it is resampled."""
+    if not LOWEST_RATE <= sound.samplerate <= _HIGHEST_RATE:
+        raise UnfitAudio(f"is at {sound.samplerate} Hz, which is no rate for speech")
+    if max(sound.frames * sound.channels, length(sound.frames, sound.samplerate)) > MOST_SAMPLES:
+        raise UnfitAudio(f"has {sound.frames} samples in {sound.channels} channels, too many to be read at once")
 
 
 def _insist(expected, frames, rate):
     if expected is not None and length(frames, rate) != expected:
-        raise UnfitAudio(f"it has {length(frames, rate) or 'no'} samples, and had {expected}")
+        raise UnfitAudio(f"has {length(frames, rate) or 'no'} samples, and had {expected}")
 
 
 def length(frames, rate):

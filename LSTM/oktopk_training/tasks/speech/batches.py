@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import soundfile
 import torch
 
 from ...errors import UserError
@@ -69,15 +68,10 @@ def _read(utterance):
     try:
         return audio.read(utterance.audio, utterance.samples)
     except audio.UnfitAudio as error:
-        reason = str(error)
+        fault = str(error)
     except OSError as error:
-        reason = error.strerror
-    except soundfile.LibsndfileError as error:
-        reason = error.error_string
-    raise UserError(
-        f"{utterance.audio} was in order when the run started but cannot be read any more ({reason}); restore it and "
-        "start again"
-    )
+        fault = f"cannot be read ({error.strerror})"
+    raise UserError(f"{utterance.audio} was in order when the run started and now {fault}; restore it and start again")
 
 
 def prefetch(make, arguments):

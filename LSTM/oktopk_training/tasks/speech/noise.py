@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import soundfile
 
 from ...errors import UserError
 from . import audio
@@ -18,15 +17,10 @@ def load_noises(folder):
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         try:
             noise = audio.read(path)
-        except soundfile.LibsndfileError as error:
-            raise UserError(
-                f"{path} is not audio that can be read ({error.error_string}); --noise-dir must hold recordings only"
-            ) from None
-        except (audio.UnfitAudio, OSError) as error:
-            reason = getattr(error, "strerror", error)
-            raise UserError(
-                f"{path} cannot be taken as noise: {reason}; cut it or remove it from the --noise-dir"
-            ) from None
+        except audio.UnfitAudio as error:
+            raise UserError(f"{path} {error}; cut it or remove it from the --noise-dir") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); remove it from the --noise-dir") from None
         if len(noise) == 0 or not np.any(noise):
             raise UserError(f"{path} is silent; remove it from the --noise-dir")
         if not np.isfinite(audio.spectrogram(noise).numpy()).all():
