@@ -19,6 +19,7 @@ from .entries import GUESS_SLACK, OCTAVE, RADIX_PARTS, Entries, bin_of_kth, kth_
 MAGNITUDE = np.int32(entries.MAGNITUDE)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
+COUNTERS = 4  # of each bin: the same bin again would wait until the last addition to it is done
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
 
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
@@ -154,30 +155,46 @@ def collect_at_least(array, bound, indices, values):
 @_compiled(int64(ints, floats, int32, int64, ints, floats))
 def keep(indices, values, bound, ties, kept_indices, kept_values):
     """Copy the entries above `bound` and the first `ties` of those equal to it; returns how many that are."""
-    bits = values.view(np.int32)
-    count = 0
-    for i in range(bits.size):
-        magnitude = bits[i] & MAGNITUDE
-        tie = (magnitude == bound) & (ties > 0)
-        ties -= tie
-        if count < kept_indices.size:
+    count, address = 0, values.ctypes.data
+    for start in range(0, values.size, GROUP):
+        left = values.size - start
+        mask = _group_at_least(address + 4 * start, left, bound + np.int32(1))
+        if ties > 0:
+            at_bound = _group_at_least(address + 4 * start, left, bound) ^ mask
+            while at_bound != 0 and ties > 0:
+                mask |= uint64(1) << uint64(_trailing_zeros(at_bound))
+                at_bound &= at_bound - uint64(1)
+                ties -= 1
+        while mask != 0 and count < kept_indices.size:
+            i = start + _trailing_zeros(mask)
             kept_indices[count] = indices[i]
             kept_values[count] = values[i]
-        count += (magnitude > bound) | tie
+            count += 1
+            mask &= mask - uint64(1)
     return count
 
 
 @_compiled(void(floats, int32, int32, int32, counts))
 def histogram(values, shift, width, prefix, counts):
     """Count the magnitudes that start with `prefix` by their next `width` bits, which end above bit `shift`."""
-    counts[:] = 0
     bits = values.view(np.int32)
     bin_mask = np.int32((1 << width) - 1)
-    everything = shift + width >= 31
-    for i in range(bits.size):
-        magnitude = bits[i] & MAGNITUDE
-        if everything or (magnitude >> np.int32(shift + width)) == prefix:
-            counts[(magnitude >> np.int32(shift)) & bin_mask] += 1
+    above = np.int32(min(shift + width, 31))
+    counts[:] = 0
+    others = np.zeros((3, counts.size), np.int64)
+    a, b, c = others[0], others[1], others[2]
+    whole = bits.size // 4 * 4
+    for i in range(0, whole, 4):
+        w, x, y, z = bits[i] & MAGNITUDE, bits[i + 1] & MAGNITUDE, bits[i + 2] & MAGNITUDE, bits[i + 3] & MAGNITUDE
+        counts[(w >> np.int32(shift)) & bin_mask] += (w >> above) == prefix
+        a[(x >> np.int32(shift)) & bin_mask] += (x >> above) == prefix
+        b[(y >> np.int32(shift)) & bin_mask] += (y >> above) == prefix
+        c[(z >> np.int32(shift)) & bin_mask] += (z >> above) == prefix
+    for i in range(whole, bits.size):
+        w = bits[i] & MAGNITUDE
+        counts[(w >> np.int32(shift)) & bin_mask] += (w >> above) == prefix
+    for i in range(counts.size):
+        counts[i] += a[i] + b[i] + c[i]
 
 
 @_compiled(int64(ints, floats, counts, int64, int64, ints, floats))
@@ -218,15 +235,28 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
 
 @_compiled(int64(ints, floats, ints, ints, floats))
 def common(indices, values, others, both, both_values):
-    """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more."""
+    """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more.
+
+    A bit for each index, block after block: walking the two lists side by side would wait for each comparison.
+    """
+    marks = np.zeros(BLOCK // GROUP, np.uint64)
     i = j = count = 0
     while i < indices.size and j < others.size:
-        x, y = indices[i], others[j]
-        both[count] = x
-        both_values[count] = values[i]
-        count += x == y
-        i += x <= y
-        j += y <= x
+        block = min(indices[i], others[j]) // BLOCK * BLOCK
+        end, first = block + BLOCK, j
+        while j < others.size and others[j] < end:
+            place = others[j] - block
+            marks[place >> 6] |= uint64(1) << uint64(place & 63)
+            j += 1
+        while i < indices.size and indices[i] < end:
+            place = indices[i] - block
+            both[count] = indices[i]
+            both_values[count] = values[i]
+            count += np.int64((marks[place >> 6] >> uint64(place & 63)) & uint64(1))
+            i += 1
+        while first < j:
+            marks[(others[first] - block) >> 6] = 0
+            first += 1
     return count
 
 
