@@ -12,7 +12,9 @@ from ranks import RANKS, TORCH_RANKS, WORKERS, findings_of, run_ranks, run_torch
 from oktopk import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
-CASES_EACH = 28  # nasty kinds, sizes, events and the long run: a worker that ran fewer has not shown anything
+CASES_EACH = (
+    36  # nasty kinds, sizes, events, the rounding wire and the long run: a worker that ran fewer has not shown anything
+)
 FEW_CASES_EACH = 6
 SECONDS_TO_END = 60
 LAUNCHERS = pytest.mark.parametrize("launch", [run_ranks, run_torch_ranks])

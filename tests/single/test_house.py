@@ -17,7 +17,8 @@ FLOORS = [
     "fields devices launchers places shares tensor_files",
     "watchdog",
     "entries",
-    "kernels wire communicator report buffers",
+    "kernels coding communicator report buffers",
+    "coding_kernels wire",
     "operations",
     "exchange agreement transports.alone transports.mpi transports.torch",
     "choosers transports",
@@ -85,7 +86,11 @@ def test_no_module_of_the_library_imports_upwards():
 
 
 def test_the_library_needs_torch_and_numpy_and_loads_the_rest_when_it_is_asked_for():
-    optional = {"numba": {"oktopk.kernels"}, "llvmlite": {"oktopk.kernels"}, "mpi4py": {"oktopk.transports.mpi"}}
+    optional = {
+        "numba": {"oktopk.kernels", "oktopk.coding_kernels"},
+        "llvmlite": {"oktopk.kernels"},
+        "mpi4py": {"oktopk.transports.mpi"},
+    }
     for module in MODULES:
         for name in imports_of(module) if module.split(".")[0] == "oktopk" else ():
             top = name.split(".")[0]
