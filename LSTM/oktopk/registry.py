@@ -73,6 +73,10 @@ class Compressor:
     def is_sparse(self):
         return self.algorithm is not None
 
+    def wire_of(self, settings, device):
+        """The form that its entries have between ranks: the one that was asked for, or else its own."""
+        return wire_for(self.wire if settings.wire == AUTO else settings.wire, device)
+
     def make(self, communicator, device, n, settings):
         """(chooser, algorithm), with their state, for one flat gradient of n elements on this device."""
         k, ops = settings.k_of(n), ops_for(device)
@@ -81,8 +85,7 @@ class Compressor:
             chooser = ExactTopK
         elif chooser is ExactTopK and settings.threshold == "reuse":
             chooser = ReusedThreshold
-        wire = wire_for(settings.wire if self.wire == AUTO else self.wire, device)
-        exchange = Exchange(communicator, ops, wire)
+        exchange = Exchange(communicator, ops, self.wire_of(settings, device))
         return chooser(ops, n, k, settings), self.algorithm(exchange, n, k, settings)
 
 

@@ -12,7 +12,7 @@ from ranks import RANKS, TORCH_RANKS, WORKERS, findings_of, run_ranks, run_torch
 from oktopk import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
-CASES_EACH = 32  # nasty kinds, sizes, events and the long run: a worker that ran fewer has not shown anything
+CASES_EACH = 40  # nasty kinds, sizes, events, rounding, nodes and the long run: with fewer, nothing has been shown
 FEW_CASES_EACH = 7
 SECONDS_TO_END = 60
 LAUNCHERS = pytest.mark.parametrize("launch", [run_ranks, run_torch_ranks])

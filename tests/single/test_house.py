@@ -18,7 +18,8 @@ FLOORS = [
     "watchdog",
     "starting",
     "entries",
-    "kernels wire communicator report buffers",
+    "kernels coding communicator report buffers",
+    "coding_kernels wire",
     "operations",
     "exchange agreement transports.alone transports.mpi transports.torch",
     "choosers transports",
@@ -88,7 +89,7 @@ def test_no_module_of_the_library_imports_upwards():
 
 def test_the_library_needs_torch_and_numpy_and_loads_the_rest_when_it_is_asked_for():
     optional = {
-        "numba": {"oktopk.kernels"},
+        "numba": {"oktopk.kernels", "oktopk.coding_kernels"},
         "llvmlite": {"oktopk.kernels"},
         "mpi4py": {"oktopk.transports.mpi", "oktopk.starting"},
     }

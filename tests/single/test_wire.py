@@ -1,5 +1,7 @@
 """What entries look like between ranks: whatever is packed into parts comes out of them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,28 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from values import FLOATS, assert_same
 
-from oktopk import Settings
+from oktopk import Settings, coding, coding_kernels
 from oktopk.entries import Entries
 from oktopk.wire import AUTO, Packed, wire_for, wires
 
+FLOAT_MAX = torch.finfo(torch.float32).max
+BFLOAT_MAX = torch.finfo(torch.bfloat16).max
+AT_BORDERS = [
+    0,
+    1,
+    coding.FAR - 1,
+    coding.FAR,
+    255,
+    256,
+    coding.FROM_HERE_FARTHER - 1,
+    coding.FROM_HERE_FARTHER,
+    1 << 24,
+]
+BOTH = pytest.mark.parametrize("by", [coding_kernels, coding])
 EVERY = pytest.mark.parametrize("name", wires)
 COUNTS = st.lists(st.one_of(st.just(0), st.integers(0, 30)), min_size=1, max_size=8)
-INDICES = st.integers(0, 2**31 - 1)
+LAST = 2**31 - 1
+INDICES = st.one_of(st.integers(0, LAST), st.integers(0, 2000), st.sampled_from([*AT_BORDERS, LAST - 1, LAST]))
 
 
 @st.composite
@@ -97,7 +114,77 @@ def test_left_to_itself_the_cpu_copies_nothing_and_a_device_sends_half_the_messa
 
 
 def test_an_unknown_wire_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"there is no wire 'pigeon'; there are separate, joined"):
+    with pytest.raises(ValueError, match=r"there is no wire 'pigeon'; there are separate, joined, gaps, gaps16"):
         wire_for("pigeon", "cpu")
-    with pytest.raises(ValueError, match="wire is one of auto, separate, joined, not 'pigeon'"):
+    with pytest.raises(ValueError, match="wire is one of auto, separate, joined, gaps, gaps16, not 'pigeon'"):
         Settings(wire="pigeon")
+
+
+# ---- gaps
+
+
+def coded(indices, counts, by=coding_kernels, width=4):
+    values = torch.arange(width * indices.numel()).byte()
+    buffer, sizes = by.encode(indices, values, counts)
+    back = by.decode(buffer, sizes, counts, width)
+    assert torch.equal(back[0], indices)
+    assert torch.equal(back[1], values)
+    return buffer, sizes
+
+
+@given(what=parts())
+@pytest.mark.parametrize("width", [2, 4])
+def test_gaps_are_the_same_bytes_by_numba_and_by_torch(width, what):
+    entries, counts = what
+    (buffer, sizes), (other, others) = (coded(entries.indices, counts, by, width) for by in (coding_kernels, coding))
+    assert sizes == others
+    assert torch.equal(buffer, other)
+
+
+@BOTH
+@pytest.mark.parametrize("left_out", AT_BORDERS)
+def test_a_gap_takes_one_byte_three_or_five(left_out, by):
+    """In front of the first entry as well as between two, and at the last index that there is."""
+    takes = 1 if left_out < 254 else 3 if left_out < 254 + 65536 else 5
+    _, sizes = coded(torch.tensor([left_out, 2 * left_out + 1], dtype=torch.int32), [2], by, width=1)
+    assert sizes == [2 * (takes + 1)]
+    _, sizes = coded(torch.tensor([LAST - 1 - left_out, LAST], dtype=torch.int32), [2], by, width=1)
+    assert sizes == [5 + takes + 2]
+
+
+@pytest.mark.parametrize(("density", "most"), [(1.0, 1.0), (0.1, 1.001), (0.02, 1.02), (0.001, 2.6), (1e-5, 4.1)])
+def test_what_an_index_takes(density, most):
+    """On average, of places at random; five bytes are the most, where the int32 that it replaces has four."""
+    n = 2_000_000
+    places = torch.rand(n, generator=torch.Generator().manual_seed(0)) < density
+    indices = places.nonzero().squeeze(1).int()
+    buffer, _ = coded(indices, [indices.numel()])
+    assert buffer.numel() <= (4 + most) * indices.numel() + 8
+
+
+WIDE = arrays(np.float32, 20, elements=st.one_of(FLOATS, st.floats(-FLOAT_MAX, FLOAT_MAX, width=32)))
+
+
+@BOTH
+@given(values=WIDE)
+def test_sixteen_bits_keep_the_nearest_value_that_they_can(by, values):
+    values = torch.from_numpy(values)
+    rounded = by.round_off(values)
+    assert torch.equal(rounded.to(torch.bfloat16).float(), rounded)
+    assert rounded.abs().max() <= BFLOAT_MAX
+    nearest = values.to(torch.bfloat16).float()
+    assert rounded[nearest.isfinite()].numpy().tobytes() == nearest[nearest.isfinite()].numpy().tobytes()
+
+
+@BOTH
+def test_of_finite_values_rounding_makes_no_infinite_ones_and_hides_none(by):
+    values = torch.tensor([FLOAT_MAX, -FLOAT_MAX, math.inf, -math.inf, 0.0, -0.0])
+    assert by.round_off(values).tolist() == [BFLOAT_MAX, -BFLOAT_MAX, math.inf, -math.inf, 0.0, -0.0]
+
+
+def test_how_precise_a_wire_says_it_is():
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    for wire in wires.values():
+        rounded = wire.rounded(Entries(torch.arange(10_000, dtype=torch.int32), values)).values
+        worst = ((rounded - values) / values).abs().max()
+        assert wire.precision / 2 <= worst <= wire.precision

@@ -48,9 +48,13 @@ class Algorithm(abc.ABC):
 
     def share(self, sums):
         """Every rank's sums as the wire carries them; and what that left over, which goes back to the owner."""
+        rounded, returned = self.round_off(sums)
+        return self.exchange.gather(rounded)[0], returned
+
+    def round_off(self, sums):
+        """The sums as the wire carries them, and what that leaves over: to be done before they leave their owner."""
         rounded = self.wire.rounded(sums)
-        everyone, _ = self.exchange.gather(rounded)
-        return everyone, () if rounded is sums else (self.ops.differences(sums, rounded),)
+        return rounded, () if rounded is sums else (self.ops.differences(sums, rounded),)
 
     def reduction(self, sums, delivered, returned=(), is_finite=None):
         """The `Reduction` for these sums over the ranks, whose values become the mean in place."""

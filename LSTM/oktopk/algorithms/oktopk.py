@@ -35,9 +35,10 @@ class OkTopk(Algorithm):
     def reduce(self, mine):
         sums = self.exchange.split_and_reduce(mine, self.current_regions(mine.indices))  # 2
         kept, counts = self.choose_globally(sums)  # 3
+        kept, returned = self.round_off(kept)
         if max(counts) * self.comm.size > IMBALANCE * sum(counts):  # 4
             kept = self.exchange.even_out(kept, counts)
-        sums, returned = self.share(kept)
+        sums, _ = self.exchange.gather(kept)
         return self.reduction(  # 5
             sums, self.ops.common(mine, sums), returned, is_finite=None if self.reuses else True
         )

@@ -7,7 +7,7 @@ import torch
 from ..exchange import even_cuts, regions
 from . import Algorithm, Reduction
 
-WORDS_PER_ENTRY = 2  # an index and a value
+FLOAT32 = 4  # bytes
 
 
 class TopkSA(Algorithm):
@@ -15,7 +15,7 @@ class TopkSA(Algorithm):
         regions_ = self.regions(mine.indices.device)
         sums = self.ops.without_zeros(self.exchange.split_and_reduce(mine, regions_))
         (counts,) = self.exchange.counts_of_all(sums.count)
-        if WORDS_PER_ENTRY * sum(counts) < self.n:
+        if self.wire.entry_bytes * sum(counts) < FLOAT32 * self.n:
             everyone, returned = self.share(sums)
             return self.reduction(everyone, mine, returned)
         return Reduction(None, mine, dense_mean=self.gather_dense(sums, regions_.cuts), selected=sum(counts))

@@ -10,7 +10,7 @@ in a file that is started as one process, by mpiexec or by torchrun, on 1, 2, 3 
 - identical on all ranks: the mean, to the bit;
 - finite means: and residuals, where gradients are finite;
 - nothing lost: over all ranks, what left gradients and residuals is P times the mean;
-- dense at density 1: the mean of the gradients, to rounding;
+- dense at density 1: the mean of the gradients, to rounding (and to that of the wire);
 - exact choice (if asked for): every rank sends min(k, non-zeros) entries;
 - resume equals no resume: a new averager with the saved state goes on to the bit as the old one would have;
 - overflow leaves all state as it was: where any rank's gradient is not finite, nobody's counts;

@@ -106,6 +106,7 @@ class Bench:
                 residuals=[each[n : 2 * n].view(np.float32) for each in mine],
                 selected=[None if each[-2] < 0 else int(each[-2]) for each in mine],
                 skipped=[bool(each[-1]) for each in mine],
+                precision=averager.precision,
             )
             found = first_broken(step, self.laws)
             if found:
@@ -263,6 +264,7 @@ class OnTheBench:
         self.k = max(1, int(case.n * case.density))
         self.is_dense = not compressor.is_sparse or self.k >= case.n
         parameter = torch.nn.Parameter(torch.zeros(case.n))
+        self.precision = compressor.wire_of(settings, parameter.device).precision if compressor.is_sparse else 0.0
         self._averager = GradientAverager([("p", parameter)], compressor, settings, communicator)
         self.state_dict, self.load_state_dict = self._averager.state_dict, self._averager.load_state_dict
 

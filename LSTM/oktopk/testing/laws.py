@@ -3,6 +3,7 @@
 A law is a function that returns what breaks it, with figures, or None.
 """
 
+import math
 import pickle
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ class Step:
     means: list
     selected: list  # entries that a rank sent of its own; None where the step was dense
     skipped: list
+    precision: float = 0.0  # the share of a value that the wire may change; it stays in the residual
 
     @cached_property
     def acc(self):
@@ -72,11 +74,15 @@ def nothing_lost(step):
 
 
 def dense(step):
+    """Of all that is due. Where the wire keeps every bit that is gradients alone, for none is left of earlier ones."""
     if not step.is_dense:
         return None
-    expected = sum(gradient.astype(np.float64) for gradient in step.gradients) / len(step.gradients)
+    due = step.acc if step.precision else step.gradients
+    expected = sum(each.astype(np.float64) for each in due) / len(due)
+    roundings = 2 + math.ceil(math.log2(len(due)))  # of what is chosen, at each level of a tree, of the sums
+    tolerance = step.tolerance * (1 + roundings * step.precision / EPSILON)
     return _worst(
-        np.abs(step.mean - expected), step.tolerance, "the mean of the gradients is", expected, "but got", step.mean
+        np.abs(step.mean - expected), tolerance, "the mean of the gradients is", expected, "but got", step.mean
     )
 
 

@@ -18,6 +18,7 @@ from laws import COMM, NAMES, check, few_cases, findings
 
 from oktopk.testing import Case
 from oktopk.testing.meeting import text_of_first
+from oktopk.wire import wires
 
 EXAMPLES, FEW_EXAMPLES = 40, 10
 ITERATIONS = 3
@@ -43,7 +44,8 @@ def cases(draw):
     density = draw(st.sampled_from([0.02, 0.1, 0.5, 1.0]))
     gradients = draw(arrays(np.float32, (COMM.size, ITERATIONS, n), elements=FLOATS))
     threshold = draw(st.sampled_from(["exact", "reuse"]))
-    return name, Drawn("drawn", n, density, ITERATIONS, None, {"threshold": threshold}, gradients)
+    wire = draw(st.sampled_from(list(wires)))
+    return name, Drawn("drawn", n, density, ITERATIONS, None, {"threshold": threshold, "wire": wire}, gradients)
 
 
 def of_rank_0(case):
