@@ -8,6 +8,7 @@
 #   config       which of exp_configs: the name of one, for they are shell and are run
 #   resume       auto: go on with the newest run of the same name, or begin one, so that a job that met its wall time
 #                is sent again as it is; or the folder of a run
+#   checkpoint_interval   steps (500) or minutes (5m) from one checkpoint to the next
 #   nworkers     ranks; by default nwpernode on each node of the job, and 2 without a scheduler
 #   nwpernode    ranks of a node; by default 4, the GPUs of a Polaris node, or what Slurm was asked for
 #   depth        cores of a rank; by default 8 under PBS: a Polaris node has 32
@@ -257,6 +258,7 @@ if [[ "$program" == */main_trainer.py ]]; then
     [[ -z "${hidden_size-}" ]] || command+=(--hidden-size "$hidden_size")
     [[ -z "${hidden_layers-}" ]] || command+=(--hidden-layers "$hidden_layers")
     [[ -z "${resume-}" ]] || command+=(--resume "$resume")
+    [[ -z "${checkpoint_interval-}" ]] || command+=(--checkpoint-interval "$checkpoint_interval")
 fi
 case "$program" in
     */main_trainer.py | */doctor.py | */bench_allreduce.py)

@@ -22,6 +22,19 @@ def test_an_example_trains_densely_and_sparsely(name, launch, amount):
     assert sent[0] > 2 * sent[1] > 2 * sent[2] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "launch", "amounts"),
+    [("digits_loop.py", run_ranks, (1, 2)), ("with_accelerate.py", run_torch_ranks, (3, 5))],
+)
+def test_an_example_that_was_ended_goes_on_to_the_same_end(name, launch, amounts, tmp_path):
+    last, said = amounts[-1], []
+    for amount, folder in ((amounts[0], "ended"), (last, "ended"), (last, "whole")):
+        done = launch(2, ROOT / "docs" / "examples" / name, amount, tmp_path / folder)
+        assert done.returncode == 0, done.stderr[-4000:]
+        said.append(done.stdout)
+    assert said[0] != said[1] == said[2]
+
+
 @pytest.mark.parametrize("name", ["with_accelerate.py", "with_lightning.py"])
 def test_the_hook_works_under_other_peoples_trainers(name):
     done = run_torch_ranks(2, ROOT / "docs" / "examples" / name)

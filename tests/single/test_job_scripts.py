@@ -430,8 +430,9 @@ def test_only_gpus_that_the_scheduler_allows_are_given(machine, allowed, given):
 
 def test_a_job_goes_on_where_one_like_it_was_ended(machine):
     assert "--resume" not in machine.launch_line("lstm_oktopk.sh")
-    line = machine.launch_line("lstm_oktopk.sh", "--seed", 3, resume="auto", **machine.pbs(2))
-    assert line.endswith(" --resume auto --seed 3")
+    variables = {"resume": "auto", "checkpoint_interval": "5m", **machine.pbs(2)}
+    line = machine.launch_line("lstm_oktopk.sh", "--seed", 3, **variables)
+    assert line.endswith(" --resume auto --checkpoint-interval 5m --seed 3")
     assert machine.launch_line("lstm_oktopk.sh", resume="a run").endswith(r" --resume a\ run")
     assert "--resume" not in machine.launch_line("lstm_oktopk.sh", resume="auto", program=DOCTOR)
 
