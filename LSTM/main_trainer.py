@@ -186,7 +186,7 @@ def validate(job):
 def report_best(job):
     best = job.progress.best
     if best is None:
-        log.warning("no validation had a finite loss, so there is no best model; lower --lr")
+        log.warning("there is no best model: no validation had a finite loss (lower --lr), or none could be saved")
     elif job.ranks.is_first:
         best_model = job.run.folder / CHECKPOINTS / "best.pt"
         log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], job.trainer.task.describe(best))

@@ -229,7 +229,8 @@ class GradientAverager:
         report.seconds["host_to_device"] = traffic.to_device
 
     def _say_once(self, key, message):
-        if key not in self._said:
+        """What all ranks meet, the first one says."""
+        if key not in self._said and self.rank() == 0:
             self._said.add(key)
             log.warning(message)
 

@@ -1,5 +1,6 @@
 """What a run leaves behind (config.json, metrics.jsonl, train.log, tensorboard/, checkpoints/) and shows meanwhile."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -166,17 +167,15 @@ class RunLog:
     def position(self):
         """Where metrics.jsonl ends, all of it on the disk."""
         with self._lost_records():
-            self._metrics.flush()
             os.fsync(self._metrics.fileno())
             self._position = self._metrics.tell()
         return self._position
 
     @contextmanager
     def _lost_records(self):
-        """A disk that is full costs records, and not the run."""
+        """A disk that is full costs records, and not the run; that is said once."""
         try:
             yield
-            self._loses = False
         except OSError as error:
             if not self._loses:
                 log.warning("%s: records are lost: %s", self.folder / METRICS, error.strerror or error)
@@ -205,7 +204,7 @@ class RunLog:
     def _write(self, kind, values):
         record = {"kind": kind, **{key: _finite(value) for key, value in values.items()}}
         with self._lost_records():
-            self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+            _append(self._metrics, json.dumps(record, allow_nan=False) + "\n")
         return record
 
     def _to_board(self, record, step):
@@ -258,11 +257,19 @@ def _finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _append(file, line):
+    """All of the line, or nothing: a disk that is full takes a part of it."""
+    end, data = file.seek(0, os.SEEK_END), line.encode()
+    if file.write(data) < len(data):
+        file.truncate(end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _claim(folder):
     """Open metrics.jsonl, which must be new: of two runs that were told the same folder, only one can do this."""
     with writing(folder / METRICS):
         try:
-            return _locked(open(folder / METRICS, "x", buffering=1, encoding="utf-8"), folder)
+            return _locked(open(folder / METRICS, "xb", buffering=0), folder)
         except FileExistsError:
             raise _taken(folder) from None
 
@@ -282,7 +289,7 @@ def _locked(file, folder):
 def _take_up(folder, position):
     """Open metrics.jsonl where the checkpoint was made: what came after it comes again."""
     with writing(folder / METRICS):
-        file = open(folder / METRICS, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - it stays open
+        file = open(folder / METRICS, "ab", buffering=0)  # noqa: SIM115 - it stays open
         _locked(file, folder)
         length = file.tell()
         if length < position:

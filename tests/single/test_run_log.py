@@ -34,7 +34,7 @@ def train_with_files_up_to(size, corpus, run, without_mpi):
     return subprocess.run(
         [sys.executable, TRAINER, *map(str, arguments)],
         cwd=PROJECT,
-        env={**os.environ, **without_mpi},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **without_mpi},
         capture_output=True,
         text=True,
         timeout=60,
@@ -51,14 +51,27 @@ def compiled(corpus, tmp_path_factory, without_mpi):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("size", [800, 3_000, 20_000])
-def test_a_full_disk_ends_a_run_with_one_sentence(size, corpus, tmp_path, without_mpi):
-    """The sizes meet, in turn, config.json, the log and the models."""
-    result = train_with_files_up_to(size, corpus, tmp_path / "run", without_mpi)
+def test_a_full_disk_refuses_a_run_that_has_not_begun_and_costs_one_that_has_its_files_alone(
+    corpus, tmp_path, without_mpi
+):
+    """The first size meets config.json; the others what a run writes while it trains."""
+    result = train_with_files_up_to(800, corpus, tmp_path / "refused", without_mpi)
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: cannot write ")
     assert "File too large" in line
+    for size in (3_000, 20_000):
+        run = tmp_path / str(size)
+        result = train_with_files_up_to(size, corpus, run, without_mpi)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "epoch 2: loss" in result.stdout
+        assert "there is no best model" in result.stdout
+        for file in ("metrics.jsonl", "train.log", "tensorboard"):
+            said = [line for line in result.stdout.splitlines() if line.startswith(str(run / file))]
+            assert len(said) <= 1, said
+            assert said or size > 3_000
+        records = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+        assert records[0]["iter"] == 0, "no line is cut"
 
 
 def test_a_run_needs_no_room_for_its_kernels(tmp_path, monkeypatch):
@@ -73,20 +86,52 @@ def test_a_run_needs_no_room_for_its_kernels(tmp_path, monkeypatch):
     assert result.stdout.strip() == "3"
 
 
-def test_a_log_that_cannot_be_written_ends_the_run(tmp_path):
-    """What is reported is the line that failed, and not the closing of the file, which fails too."""
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capsys):
     (tmp_path / "train.log").symlink_to("/dev/full")
     start_logging()
-    with pytest.raises(UserError, match=r"train\.log: No space left"), RunLog(tmp_path, {}, 1):
-        log.info("a line")
-    log.info("somebody else's line")  # the log has let go of the file
+    with RunLog(tmp_path, {}, 1):
+        for _ in range(3):
+            log.info("a line")
+    said = capsys.readouterr().out
+    assert said.count("train.log: nothing more is written: ") == said.count("No space left") == 1
+    assert said.count("a line") == 3
 
 
-def test_train_log_ends_with_what_ended_the_run(tmp_path):
+def test_records_that_find_no_room_are_lost_whole_and_later_ones_are_kept(tmp_path, capsys):
     start_logging()
-    with pytest.raises(KeyError), RunLog(tmp_path, {}, 1):
-        raise KeyError("a loop's own error")
-    assert 'the run ended here: "a loop\'s own error"' in (tmp_path / "train.log").read_text().splitlines()[-1]
+    with RunLog(tmp_path, {}, 1) as run:
+        run.epoch(**EPOCH)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / METRICS).stat().st_size + 50, hard))
+        try:
+            run.event("lost")
+            run.epoch(**EPOCH)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+        run.event("kept")
+    records = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [record.get("name", record["kind"]) for record in records] == ["epoch", "lost", "kept"]
+    assert capsys.readouterr().out.count("records are lost") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("a loop's own error"), '"a loop\'s own error"'),
+        (KeyboardInterrupt(), "interrupted by Ctrl-C"),
+        (SystemExit(143), "by SIGTERM"),
+        (SystemExit(2), "exit status 2"),
+        (SystemExit(None), "exit status None"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+    ],
+)
+def test_train_log_ends_with_what_ended_the_run(error, words, tmp_path):
+    start_logging()
+    with pytest.raises(type(error)), RunLog(tmp_path, {}, 1):
+        raise error
+    assert (tmp_path / "train.log").read_text().splitlines()[-1].endswith(f"the run ended here: {words}")
 
 
 def test_without_room_for_tensorboard_the_run_goes_on(tmp_path, monkeypatch, caplog):
