@@ -19,7 +19,8 @@ from .trace_files import DROPPED, STEP, Record, write_trace
 
 log = logging.getLogger("oktopk")
 
-MOST = 100_000  # operations and steps that a rank keeps: about 60 MB
+MOST = 100_000  # operations and steps that a rank keeps: about 40 MB, and more where their splits are long
+MOST_IN_ALL = 500_000  # writing them takes rank 0 a minute, and the others wait for it
 PINGS = 32
 NANOSECONDS = 1e9
 
@@ -32,7 +33,7 @@ def tracing(wanted, ranks, folder):
         return
     traced, wire = dict(ranks.communicators), ranks.new_communicator("clocks")
     before = ping(wire)
-    tracer = Tracer(ranks.rank, traced)
+    tracer = Tracer(ranks.rank, traced, min(MOST, MOST_IN_ALL // ranks.size))
     ended = None
     try:
         yield tracer
@@ -54,7 +55,7 @@ class NoTracer:
 class Tracer:
     """One rank's operations and steps, as they end."""
 
-    def __init__(self, rank, communicators, most=MOST):
+    def __init__(self, rank, communicators, most):
         self._rank, self._heard, self._kept = rank, [], 0
         self._most_first, self._first, self._last = most - most // 2, [], deque(maxlen=most // 2)
         for name, communicator in communicators.items():
