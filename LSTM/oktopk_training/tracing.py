@@ -48,7 +48,10 @@ def tracing(wanted, ranks, folder):
 
 
 class NoTracer:
-    def step(self, step):
+    def begin_step(self):
+        pass
+
+    def end_step(self, step):
         pass
 
 
@@ -56,30 +59,33 @@ class Tracer:
     """One rank's operations and steps, as they end."""
 
     def __init__(self, rank, communicators, most):
-        self._rank, self._heard, self._kept = rank, [], 0
+        self._rank, self._heard, self._kept, self._began = rank, [], 0, 0.0
         self._most_first, self._first, self._last = most - most // 2, [], deque(maxlen=most // 2)
         for name, communicator in communicators.items():
             communicator.recorder = lambda operation, name=name: self._heard.append((name, operation))
 
-    def step(self, step):
-        """A step has ended just now; what was heard of since its start is its own."""
-        start = time.perf_counter() - step.t_iter
-        self._keep_heard(start, step.iter)
+    def begin_step(self):
+        """What was heard of until now is of no step: of a validation or a checkpoint, say."""
+        self._keep_heard(None)
+        self._began = time.perf_counter()
+
+    def end_step(self, step):
+        self._keep_heard(step.iter)
         nothing = dict.fromkeys(("number", "elements_in", "elements_out", "sent", "received"), 0)
         about = {"iteration": step.iter, "phase": step.phase, "gradient": None, "peer": None, "dtype": ""}
         place = {"rank": self._rank, "communicator": "", "operation": STEP, "split_in": (), "split_out": ()}
-        self._keep(Record(**place, **about, **nothing, start=start, seconds=step.t_iter))
+        self._keep(Record(**place, **about, **nothing, start=self._began, seconds=step.t_iter))
 
     def records(self):
         """Those that were kept, and one that says how many were not."""
-        self._keep_heard(float("inf"), None)
+        self._keep_heard(None)
         kept = [*self._first, *self._last]
         dropped = self._kept - len(kept)
         return [*kept, Record(self._rank, "", DROPPED, dropped, *[None] * 4, "", 0, 0, (), (), 0, 0, 0.0, 0.0)]
 
-    def _keep_heard(self, start, iteration):
+    def _keep_heard(self, iteration):
         for name, operation in self._heard:
-            self._keep(_record(self._rank, name, operation, iteration if operation.start >= start else None))
+            self._keep(_record(self._rank, name, operation, iteration))
         self._heard.clear()
 
     def _keep(self, record):

@@ -114,16 +114,16 @@ def test_nobody_is_said_to_wait_where_records_were_dropped(three_ranks):
 # ---- keeping
 
 
-def test_what_was_heard_since_a_steps_start_is_its_own_and_the_middle_is_dropped():
+def test_what_is_heard_within_a_step_is_its_own_and_the_middle_is_dropped():
     comm = Alone()
     tracer = tracing.Tracer(0, {"reduction": comm}, most=6)
     for number in range(5):
         comm.allreduce(torch.zeros(1))  # before the step: a validation's, say
-        start = time.perf_counter()
+        tracer.begin_step()
         comm.subject = ("all", "dense")
         comm.allgatherv(torch.zeros(number), [number])
         comm.subject = None
-        tracer.step(Step(number, 0, t_iter=time.perf_counter() - start))
+        tracer.end_step(Step(number, 0, t_iter=0.25))
     *kept, dropped = tracer.records()
     assert [(each.operation, each.iteration) for each in kept] == [
         *(("allreduce", None), ("allgatherv", 0), (STEP, 0)),
@@ -142,7 +142,8 @@ def test_untraced_nothing_is_heard():
 
     with tracing.tracing(False, Ranks, None) as tracer:
         assert Ranks.communicators["control"].recorder is None
-        tracer.step(None)
+        tracer.begin_step()
+        tracer.end_step(None)
 
 
 # ---- clocks
