@@ -32,20 +32,20 @@ class Record(NamedTuple):
     rank: int
     communicator: str
     operation: str
-    number: int  # of the operations of all ranks in this communicator
-    iteration: int | None
-    phase: str | None
-    gradient: str | None
-    peer: int | None
-    dtype: str
-    elements_in: int
-    elements_out: int
-    split_in: tuple  # elements to each rank
-    split_out: tuple  # elements from each rank
-    sent: int
-    received: int
-    start: float
-    seconds: float
+    number: int = 0  # of the operations of all ranks in this communicator
+    iteration: int | None = None
+    phase: str | None = None
+    gradient: str | None = None
+    peer: int | None = None
+    dtype: str = ""
+    elements_in: int = 0
+    elements_out: int = 0
+    split_in: tuple = ()  # elements to each rank
+    split_out: tuple = ()  # elements from each rank
+    sent: int = 0
+    received: int = 0
+    start: float = 0.0
+    seconds: float = 0.0
 
     @property
     def end(self):

@@ -71,17 +71,15 @@ class Tracer:
 
     def end_step(self, step):
         self._keep_heard(step.iter)
-        nothing = dict.fromkeys(("number", "elements_in", "elements_out", "sent", "received"), 0)
-        about = {"iteration": step.iter, "phase": step.phase, "gradient": None, "peer": None, "dtype": ""}
-        place = {"rank": self._rank, "communicator": "", "operation": STEP, "split_in": (), "split_out": ()}
-        self._keep(Record(**place, **about, **nothing, start=self._began, seconds=step.t_iter))
+        about = {"iteration": step.iter, "phase": step.phase, "start": self._began, "seconds": step.t_iter}
+        self._keep(Record(self._rank, "", STEP, **about))
 
     def records(self):
         """Those that were kept, and one that says how many were not."""
         self._keep_heard(None)
         kept = [*self._first, *self._last]
         dropped = self._kept - len(kept)
-        return [*kept, Record(self._rank, "", DROPPED, dropped, *[None] * 4, "", 0, 0, (), (), 0, 0, 0.0, 0.0)]
+        return [*kept, Record(self._rank, "", DROPPED, dropped)]
 
     def _keep_heard(self, iteration):
         for name, operation in self._heard:
@@ -97,13 +95,20 @@ def _record(rank, communicator, operation, iteration):
     name, details, count = operation.name, operation.details, operation.elements
     gradient, phase = operation.subject or (None, None)
     into = tuple(details["to"]) if name == "alltoallv" else ()
-    out = tuple(details.get("counts") or (details["of"] if name == "alltoallv" else ()))
+    out = tuple(details["of"]) if name == "alltoallv" else tuple(details.get("counts", ()))
     peer = {"bcast": "root", "send": "to", "receive": "of"}.get(name)
     return Record(
-        *(rank, communicator, name, operation.number, iteration, phase, gradient, details[peer] if peer else None),
-        *(str(operation.dtype).removeprefix("torch."), 0 if name == "receive" else count),
-        *(0 if name == "send" else sum(out) if out else count, into, out),
-        *(operation.sent, operation.received, operation.start, operation.seconds),
+        *(rank, communicator, name, operation.number, iteration, phase, gradient),
+        peer=details[peer] if peer else None,
+        dtype=str(operation.dtype).removeprefix("torch."),
+        elements_in=0 if name == "receive" else count,
+        elements_out=0 if name == "send" else sum(out) if out else count,
+        split_in=into,
+        split_out=out,
+        sent=operation.sent,
+        received=operation.received,
+        start=operation.start,
+        seconds=operation.seconds,
     )
 
 

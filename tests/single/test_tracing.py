@@ -20,25 +20,13 @@ NASTY = "</script><script>alert(1)</script>"
 
 
 def record(rank, operation="allreduce", number=1, start=0.0, seconds=1.0, **more):
-    values = {
-        **{"rank": rank, "communicator": "reduction", "operation": operation, "number": number, "iteration": 0},
-        **{
-            "phase": "dense",
-            "gradient": "all",
-            "peer": None,
-            "dtype": "float32",
-            "elements_in": 25,
-            "elements_out": 25,
-        },
-        **{"split_in": (), "split_out": (), "sent": 100, "received": 100, "start": start, "seconds": seconds},
-    }
-    return Record(**{**values, **more})
+    about = {"iteration": 0, "phase": "dense", "gradient": "all", "dtype": "float32", "sent": 100, "received": 100}
+    about |= {"elements_in": 25, "elements_out": 25, "start": start, "seconds": seconds}
+    return Record(rank, "reduction", operation, number, **{**about, **more})
 
 
 def step(rank, iteration, start, seconds, phase="dense"):
-    nothing = {"communicator": "", "gradient": None, "dtype": "", "elements_in": 0, "elements_out": 0}
-    own = {**nothing, "iteration": iteration, "phase": phase, "sent": 0, "received": 0}
-    return record(rank, STEP, 0, start, seconds, **own)
+    return Record(rank, "", STEP, iteration=iteration, phase=phase, start=start, seconds=seconds)
 
 
 # ---- analyses, worked out by hand
