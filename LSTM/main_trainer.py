@@ -218,8 +218,9 @@ def train_epoch(job):
         progress.skipped, progress.infinite = trainer.skipped_steps, trainer.infinite_losses
     began = time.perf_counter() - progress.seconds
     while progress.place < trainer.steps_per_epoch:
+        job.tracer.begin_step()
         step = train_step(job)
-        job.tracer.step(step)
+        job.tracer.end_step(step)
         if step.phase == "sparse" and not step.skipped and not progress.summary.phases["sparse"].steps:
             report_sparse_start(run, options, step)
         run.step(step, options.settings.density if step.phase == "sparse" else 1)

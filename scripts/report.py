@@ -50,7 +50,7 @@ def report(every):
         section("What differs", tables.differences(every)),
         section("What happened", tables.events(every)),
         section("Configuration" if len(every) == 1 else "What they have in common", tables.in_common(every)),
-        element("footer", tables.folders(every), element("p", "Made by scripts/report.py from metrics.jsonl.")),
+        element("footer", tables.folders(every), element("p", "Made by scripts/report.py.")),
     )
 
 

@@ -8,9 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .trace_files import DROPPED, STEP, Record
-
-PHASES = ("dense", "sparse")
+from .trace_files import DROPPED, PHASES, STEP, Record
 
 
 class Heard(NamedTuple):
@@ -154,13 +152,15 @@ def _waits(operations, ranks):
 
 
 def _needed(together):
-    """The record without which nobody comes away from a collective."""
+    """The record without which nobody comes away from a collective; None if the trace makes no sense there."""
     root = together[0].peer
     if root is not None:
-        return next(record for record in together if record.rank == root)
+        return next((record for record in together if record.rank == root), None)
     return max(together, key=lambda record: record.start)
 
 
 def _wait(record, needed):
+    if needed is None:
+        return 0.0, None
     seconds = min(record.end, needed.start) - record.start
     return (seconds, needed.rank) if record.rank != needed.rank and seconds > 0 else (0.0, None)

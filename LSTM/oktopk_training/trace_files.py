@@ -13,6 +13,7 @@ from .files import atomic_write
 from .inputs import check_file
 from .run_layout import TRACE, TRACE_TABLE
 
+PHASES = ("dense", "sparse")
 STEP, DROPPED = "step", "dropped"  # rows that are no operations
 MICROSECONDS = 1e6
 MOST_TABLE = 2**29  # bytes
@@ -31,20 +32,20 @@ class Record(NamedTuple):
     rank: int
     communicator: str
     operation: str
-    number: int  # of the operations of all ranks in this communicator
-    iteration: int | None
-    phase: str | None
-    gradient: str | None
-    peer: int | None
-    dtype: str
-    elements_in: int
-    elements_out: int
-    split_in: tuple  # elements to each rank
-    split_out: tuple  # elements from each rank
-    sent: int
-    received: int
-    start: float
-    seconds: float
+    number: int = 0  # of the operations of all ranks in this communicator
+    iteration: int | None = None
+    phase: str | None = None
+    gradient: str | None = None
+    peer: int | None = None
+    dtype: str = ""
+    elements_in: int = 0
+    elements_out: int = 0
+    split_in: tuple = ()  # elements to each rank
+    split_out: tuple = ()  # elements from each rank
+    sent: int = 0
+    received: int = 0
+    start: float = 0.0
+    seconds: float = 0.0
 
     @property
     def end(self):
@@ -165,6 +166,9 @@ def _record(row):
         *(int(sent), int(received), float(start), float(seconds)),
     )
     fits = 0 <= record.rank < MOST_RANKS and abs(record.start) < MOST_SECONDS and 0 <= record.seconds < MOST_SECONDS
+    told = record.phase in (PHASES if operation == STEP else (*PHASES, None))
+    if not told or (operation == STEP and record.iteration is None):
+        raise ValueError(row)
     if not fits or min(record.sent, record.received) < 0 or max(record.sent, record.received) >= 2**63:
         raise ValueError(row)
     return record

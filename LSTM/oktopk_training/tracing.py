@@ -19,7 +19,8 @@ from .trace_files import DROPPED, STEP, Record, write_trace
 
 log = logging.getLogger("oktopk")
 
-MOST = 100_000  # operations and steps that a rank keeps: about 60 MB
+MOST = 100_000  # operations and steps that a rank keeps: about 40 MB, and more where their splits are long
+MOST_IN_ALL = 500_000  # writing them takes rank 0 a minute, and the others wait for it
 PINGS = 32
 NANOSECONDS = 1e9
 
@@ -32,7 +33,7 @@ def tracing(wanted, ranks, folder):
         return
     traced, wire = dict(ranks.communicators), ranks.new_communicator("clocks")
     before = ping(wire)
-    tracer = Tracer(ranks.rank, traced)
+    tracer = Tracer(ranks.rank, traced, min(MOST, MOST_IN_ALL // ranks.size))
     ended = None
     try:
         yield tracer
@@ -47,38 +48,42 @@ def tracing(wanted, ranks, folder):
 
 
 class NoTracer:
-    def step(self, step):
+    def begin_step(self):
+        pass
+
+    def end_step(self, step):
         pass
 
 
 class Tracer:
     """One rank's operations and steps, as they end."""
 
-    def __init__(self, rank, communicators, most=MOST):
-        self._rank, self._heard, self._kept = rank, [], 0
+    def __init__(self, rank, communicators, most):
+        self._rank, self._heard, self._kept, self._began = rank, [], 0, 0.0
         self._most_first, self._first, self._last = most - most // 2, [], deque(maxlen=most // 2)
         for name, communicator in communicators.items():
             communicator.recorder = lambda operation, name=name: self._heard.append((name, operation))
 
-    def step(self, step):
-        """A step has ended just now; what was heard of since its start is its own."""
-        start = time.perf_counter() - step.t_iter
-        self._keep_heard(start, step.iter)
-        nothing = dict.fromkeys(("number", "elements_in", "elements_out", "sent", "received"), 0)
-        about = {"iteration": step.iter, "phase": step.phase, "gradient": None, "peer": None, "dtype": ""}
-        place = {"rank": self._rank, "communicator": "", "operation": STEP, "split_in": (), "split_out": ()}
-        self._keep(Record(**place, **about, **nothing, start=start, seconds=step.t_iter))
+    def begin_step(self):
+        """What was heard of until now is of no step: of a validation or a checkpoint, say."""
+        self._keep_heard(None)
+        self._began = time.perf_counter()
+
+    def end_step(self, step):
+        self._keep_heard(step.iter)
+        about = {"iteration": step.iter, "phase": step.phase, "start": self._began, "seconds": step.t_iter}
+        self._keep(Record(self._rank, "", STEP, **about))
 
     def records(self):
         """Those that were kept, and one that says how many were not."""
-        self._keep_heard(float("inf"), None)
+        self._keep_heard(None)
         kept = [*self._first, *self._last]
         dropped = self._kept - len(kept)
-        return [*kept, Record(self._rank, "", DROPPED, dropped, *[None] * 4, "", 0, 0, (), (), 0, 0, 0.0, 0.0)]
+        return [*kept, Record(self._rank, "", DROPPED, dropped)]
 
-    def _keep_heard(self, start, iteration):
+    def _keep_heard(self, iteration):
         for name, operation in self._heard:
-            self._keep(_record(self._rank, name, operation, iteration if operation.start >= start else None))
+            self._keep(_record(self._rank, name, operation, iteration))
         self._heard.clear()
 
     def _keep(self, record):
@@ -90,13 +95,20 @@ def _record(rank, communicator, operation, iteration):
     name, details, count = operation.name, operation.details, operation.elements
     gradient, phase = operation.subject or (None, None)
     into = tuple(details["to"]) if name == "alltoallv" else ()
-    out = tuple(details.get("counts") or (details["of"] if name == "alltoallv" else ()))
+    out = tuple(details["of"]) if name == "alltoallv" else tuple(details.get("counts", ()))
     peer = {"bcast": "root", "send": "to", "receive": "of"}.get(name)
     return Record(
-        *(rank, communicator, name, operation.number, iteration, phase, gradient, details[peer] if peer else None),
-        *(str(operation.dtype).removeprefix("torch."), 0 if name == "receive" else count),
-        *(0 if name == "send" else sum(out) if out else count, into, out),
-        *(operation.sent, operation.received, operation.start, operation.seconds),
+        *(rank, communicator, name, operation.number, iteration, phase, gradient),
+        peer=details[peer] if peer else None,
+        dtype=str(operation.dtype).removeprefix("torch."),
+        elements_in=0 if name == "receive" else count,
+        elements_out=0 if name == "send" else sum(out) if out else count,
+        split_in=into,
+        split_out=out,
+        sent=operation.sent,
+        received=operation.received,
+        start=operation.start,
+        seconds=operation.seconds,
     )
 
 

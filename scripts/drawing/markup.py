@@ -15,7 +15,7 @@ class Markup(str):
 def element(name, /, *children, **attributes):
     """class_="a" gives class="a", data_run=1 gives data-run="1"; None and False leave an attribute out."""
     given = "".join(
-        f' {key.strip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        f' {key.strip("_").replace("_", "-")}="{_escaped(str(value))}"'
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -29,10 +29,15 @@ def joined(*children):
         if isinstance(child, Markup):
             parts.append(child)
         elif isinstance(child, str):
-            parts.append(html.escape(child))
+            parts.append(_escaped(child))
         elif child is not None:
             parts.append(joined(*child))
     return Markup("".join(parts))
+
+
+def _escaped(text):
+    """What UTF-8 has no bytes for, half of a surrogate pair, becomes a question mark."""
+    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def data(value, **attributes):

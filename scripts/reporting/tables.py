@@ -137,8 +137,10 @@ def differences(every):
         return None
     values = _all_settings(every)
     names = [name for name in dict.fromkeys(name for each in values for name in each) if _differs(name, values)]
-    rows = [[name, *(each.get(name, NOT_KNOWN) for each in values)] for name in names]
-    return table(["", *map(name_of, every)], rows) if rows else element("p", "Nothing but their folders.")
+    if not names:
+        return element("p", "Nothing but their folders.")
+    rows = [[name, *(each.get(name) or NOT_KNOWN for each in values)] for name in names]
+    return table(["", *map(name_of, every)], rows, kinds="words")
 
 
 def in_common(every):

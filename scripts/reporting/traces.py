@@ -103,8 +103,9 @@ def _ranks(each, analysis):
         for (phase, rank), share in analysis.shares().items()
         if rank < MOST_RANKS
     ]
-    note = "; ".join(_balance(analysis, phase) for phase in analysis.phases())
-    return _titled(f"Ranks: {each.name}", f"The most of a rank over the mean of all: {note}.", table(head, rows))
+    balance = "; ".join(_balance(analysis, phase) for phase in analysis.phases())
+    note = f"The most of a rank over the mean of all: {balance}."
+    return _titled(f"Ranks: {each.name}", note, table(head, rows, kinds="figures"))
 
 
 def _balance(analysis, phase):
@@ -121,7 +122,7 @@ def _waits(each, analysis):
         for who in ranks
     ]
     head = ["phase, who", *(f"for {rank}" for rank in ranks)]
-    return _titled(f"Who waited for whom: {each.name}", "Milliseconds of a step.", table(head, rows))
+    return _titled(f"Who waited for whom: {each.name}", "Milliseconds of a step.", table(head, rows, kinds="figures"))
 
 
 def _dropped(each, analysis):

@@ -97,6 +97,7 @@ def test_text_never_becomes_markup():
     assert (read.text, read.get("title"), read[0].text) == (NASTY, NASTY, NASTY)
     assert "<img" not in page
     assert joined(None, ["a<b", Markup("<br>")]) == "a&lt;b<br>"
+    assert element("p", "\ud800", title="\udfff") == '<p title="?">?</p>'
 
 
 def test_data_for_the_script_cannot_end_it():

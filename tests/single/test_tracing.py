@@ -20,25 +20,13 @@ NASTY = "</script><script>alert(1)</script>"
 
 
 def record(rank, operation="allreduce", number=1, start=0.0, seconds=1.0, **more):
-    values = {
-        **{"rank": rank, "communicator": "reduction", "operation": operation, "number": number, "iteration": 0},
-        **{
-            "phase": "dense",
-            "gradient": "all",
-            "peer": None,
-            "dtype": "float32",
-            "elements_in": 25,
-            "elements_out": 25,
-        },
-        **{"split_in": (), "split_out": (), "sent": 100, "received": 100, "start": start, "seconds": seconds},
-    }
-    return Record(**{**values, **more})
+    about = {"iteration": 0, "phase": "dense", "gradient": "all", "dtype": "float32", "sent": 100, "received": 100}
+    about |= {"elements_in": 25, "elements_out": 25, "start": start, "seconds": seconds}
+    return Record(rank, "reduction", operation, number, **{**about, **more})
 
 
 def step(rank, iteration, start, seconds, phase="dense"):
-    nothing = {"communicator": "", "gradient": None, "dtype": "", "elements_in": 0, "elements_out": 0}
-    own = {**nothing, "iteration": iteration, "phase": phase, "sent": 0, "received": 0}
-    return record(rank, STEP, 0, start, seconds, **own)
+    return Record(rank, "", STEP, iteration=iteration, phase=phase, start=start, seconds=seconds)
 
 
 # ---- analyses, worked out by hand
@@ -114,16 +102,16 @@ def test_nobody_is_said_to_wait_where_records_were_dropped(three_ranks):
 # ---- keeping
 
 
-def test_what_was_heard_since_a_steps_start_is_its_own_and_the_middle_is_dropped():
+def test_what_is_heard_within_a_step_is_its_own_and_the_middle_is_dropped():
     comm = Alone()
     tracer = tracing.Tracer(0, {"reduction": comm}, most=6)
     for number in range(5):
         comm.allreduce(torch.zeros(1))  # before the step: a validation's, say
-        start = time.perf_counter()
+        tracer.begin_step()
         comm.subject = ("all", "dense")
         comm.allgatherv(torch.zeros(number), [number])
         comm.subject = None
-        tracer.step(Step(number, 0, t_iter=time.perf_counter() - start))
+        tracer.end_step(Step(number, 0, t_iter=0.25))
     *kept, dropped = tracer.records()
     assert [(each.operation, each.iteration) for each in kept] == [
         *(("allreduce", None), ("allgatherv", 0), (STEP, 0)),
@@ -142,7 +130,8 @@ def test_untraced_nothing_is_heard():
 
     with tracing.tracing(False, Ranks, None) as tracer:
         assert Ranks.communicators["control"].recorder is None
-        tracer.step(None)
+        tracer.begin_step()
+        tracer.end_step(None)
 
 
 # ---- clocks

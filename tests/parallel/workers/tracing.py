@@ -22,8 +22,8 @@ counted = {}
 
 
 class Counting(tracing.Tracer):
-    def __init__(self, rank, communicators):
-        super().__init__(rank, communicators)
+    def __init__(self, rank, communicators, most):
+        super().__init__(rank, communicators, most)
         self.communicators = communicators
         self.before = {name: each.total() for name, each in communicators.items()}
 
