@@ -70,6 +70,7 @@ class Communicator(abc.ABC):
         self.watchdog = None
         self.traffic = defaultdict(Traffic)  # by operation
         self.recorder = self.subject = None  # whoever reduces says what its operations are about
+        self.whole = self  # what it is a part of: what this one does counts there
 
     # What algorithms call.
 
@@ -139,7 +140,7 @@ class Communicator(abc.ABC):
             mine = next((group for group in groups if self.rank in group), None)
             part = self._part(groups, mine)
         if part is not None:
-            part.traffic = self.traffic
+            part.whole, part.traffic = self.whole, self.traffic
         return part
 
     def total(self):
@@ -238,9 +239,9 @@ class Communicator(abc.ABC):
         record.calls += 1
         record.sent += sent
         record.received += received
-        if self.recorder is not None:
-            about = buffer.dtype, buffer.numel(), at.number, self.subject
-            self.recorder(Operation(name, sent, received, start, seconds, details, *about))
+        if self.whole.recorder is not None:
+            about = buffer.dtype, buffer.numel(), at.number, self.whole.subject
+            self.whole.recorder(Operation(name, sent, received, start, seconds, details, *about))
 
     def _leave(self, buffer):
         """The buffer where the transport takes it: itself, or a copy."""

@@ -55,7 +55,7 @@ class NodeReducer(Reducer):
         self._nodes, self._mean, self.share = nodes, None, nodes.share
         self._inside = Exchange(nodes.inside, self._ops, wire_for(AUTO, merged.gradient.device))
 
-    def reduce(self, report, abstains=False, unused=()):
+    def _reduce(self, report, abstains, unused):
         inside = self._nodes.inside
         inside.allreduce(self.merged.gradient)
         some_take_part = torch.tensor([not abstains], dtype=torch.int64)
@@ -68,7 +68,7 @@ class NodeReducer(Reducer):
     def _lead(self, report, abstains, unused):
         self._mean, is_sparse = None, self.is_sparse_now
         try:
-            super().reduce(report, abstains, unused)
+            super()._reduce(report, abstains, unused)
         except BeyondFloat32:  # on all leaders: the others are to hear of it too
             self._tell(is_fine=False)
             raise
@@ -97,7 +97,6 @@ class NodeReducer(Reducer):
         if is_sparse:
             n = self.merged.size
             report.add_sparse(self.merged.name, Selection(n, selected), self.settings.k_of(n), selected_local=0)
-        self.reductions += 1
 
     def _deliver(self, reduction):
         super()._deliver(reduction)

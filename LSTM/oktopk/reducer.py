@@ -46,7 +46,12 @@ class Reducer:
 
         A rank that `abstains` has zeros for a gradient, and adds nothing else; so do all ranks for `unused` parameters.
         """
-        self.communicator.subject = self.merged.name, "sparse" if self.is_sparse_now else "dense"
+        self.communicator.whole.subject = self.merged.name, "sparse" if self.is_sparse_now else "dense"
+        self._reduce(report, abstains, unused)
+        self.reductions += 1
+        self.communicator.whole.subject = None
+
+    def _reduce(self, report, abstains, unused):
         watch = Stopwatch(self.merged.gradient.device, self.settings.timed)
         if self.settings.momentum and not abstains:
             self._gather_momentum()
@@ -59,8 +64,6 @@ class Reducer:
             self.communicator.allreduce(self.merged.gradient, op="mean")
             self._take_share(self.merged.gradient)
             report.seconds["demerge"] += watch.lap() - (self.communicator.total().seconds - before)
-        self.reductions += 1
-        self.communicator.subject = None
 
     def _gather_momentum(self):
         """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
