@@ -229,6 +229,8 @@ class Keeper:
     def _restore(self, found):
         own, common = found.state, found.common
         self._trainer.net.load_state_dict({**common["parameters"], **own["trainer"]["buffers"]})
+        for part, holder in (("progress", self._progress), ("trainer", self._trainer)):
+            _check_kinds(part, own[part], holder.state_dict())
         self._progress.load_state_dict(own["progress"])
         if self._is_in_other_steps(found):
             part = self._progress.place / common["steps_per_epoch"]
@@ -243,6 +245,27 @@ class Keeper:
 
     def close(self):
         self._communicator.close()
+
+
+def _check_kinds(name, value, like):
+    """That it is made like another. Where that is None, anything goes that the program saves but text."""
+    if like is None and isinstance(value, dict | list):
+        like = type(value)()
+    if isinstance(like, dict):
+        if not isinstance(value, dict) or (like and value.keys() != like.keys()):
+            raise ValueError(f"{name} is another than here")
+        for key in value:
+            _check_kinds(f"{name}.{key}", value[key], like.get(key))
+    elif isinstance(like, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")
+        for each in value:
+            _check_kinds(name, each, None)
+    elif isinstance(like, int | float):
+        if not isinstance(value, int if isinstance(like, int) else int | float) or value < 0:
+            raise ValueError(f"{name} is no such number")
+    elif isinstance(value, str):
+        raise ValueError(f"{name} is text")
 
 
 def _check_shapes(state, optimizer):
