@@ -307,7 +307,7 @@ STRANGE = {
     "random numbers of others": ("rank-0.pt", lambda own: own["trainer"].update(random=torch.zeros(3))),
     "a state of another text": ("rank-0.pt", lambda own: own["trainer"].update(task={"hidden": [torch.zeros(1)] * 2})),
     "a residual of another model": ("rank-0.pt", lambda own: own["oktopk"]["parameters"].update(more={})),
-    "a share of another rank": ("rank-0.pt", lambda own: own["oktopk"].update(place=(1, 2))),
+    "a share of another rank": ("rank-0.pt", lambda own: own["oktopk"].update(rank_and_size=(1, 2))),
     "nothing": ("rank-0.pt", lambda own: own.clear()),
 }
 
