@@ -24,6 +24,7 @@ from .step import Tally
 log = logging.getLogger("oktopk")
 
 AUTO = "auto"
+MINUTE = 60.0  # seconds
 SIGNAL_STATUS = 128  # and the signal's number, as a shell reports it
 SAVE, END = 1, 2
 # What may be another when a run goes on, for the steps do not depend on it.
@@ -308,7 +309,7 @@ def _model(dnn, sizes):
 
 def interval_of(word):
     """(steps, None) or (None, seconds) of words like 500 and 15m."""
-    return (None, 60 * float(word[:-1])) if word.endswith("m") else (int(word), None)
+    return (None, MINUTE * float(word[:-1])) if word.endswith("m") else (int(word), None)
 
 
 def size_of(options, parameters, ranks):

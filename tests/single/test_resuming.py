@@ -184,8 +184,11 @@ def test_signals_mean_what_they_did_before_once_a_run_is_over(whole):
     assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-def test_intervals_are_steps_or_minutes():
+def test_intervals_are_steps_or_minutes(train, tmp_path, monkeypatch):
     assert [interval_of(word) for word in ("500", "15m")] == [(500, None), (None, 900.0)]
+    monkeypatch.setattr("oktopk_training.resuming.MINUTE", 0.0)
+    assert train(tmp_path / "run", "--checkpoint-interval", "15m", "--max-epochs", 1).status == 0
+    assert checkpoints_of(tmp_path / "run") == [6, 7, 8]
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(train, go_on, whole, tmp_path):
