@@ -1,6 +1,6 @@
 """A rank's share of a reducer's state: of what, when and whose, and what becomes of it on another number of ranks."""
 
-PLACE = "place"  # (rank, number of ranks) in a share
+PLACE = "rank_and_size"  # by which a share is known among other dictionaries
 
 
 def insist_on_the_place(share, rank, size):
@@ -26,12 +26,20 @@ def regrouped(states, rank, size, takers):
 
     Velocities belong to means, and are averaged. Thresholds and cuts of another number of ranks are of no use.
     """
-    first = states[0]
-    if not isinstance(first, dict):
+
+    def made_of(parts):
+        first = parts[0]
+        if isinstance(first, dict) and PLACE in first:
+            if len(parts) < len(states):
+                raise LookupError("not every rank has a share")
+            return _share(parts, (rank, size), takers)
+        if isinstance(first, dict):
+            return {key: made_of([part[key] for part in parts if key in part]) for key in first}
+        if isinstance(first, list | tuple):
+            return type(first)(made_of([part[i] for part in parts if i < len(part)]) for i in range(len(first)))
         return first
-    if PLACE in first:
-        return _share(states, (rank, size), takers)
-    return {key: regrouped([state[key] for state in states], rank, size, takers) for key in first}
+
+    return made_of(states)
 
 
 def _share(shares, place, takers):

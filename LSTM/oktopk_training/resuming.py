@@ -24,6 +24,7 @@ from .step import Tally
 log = logging.getLogger("oktopk")
 
 AUTO = "auto"
+MINUTE = 60.0  # seconds
 SIGNAL_STATUS = 128  # and the signal's number, as a shell reports it
 SAVE, END = 1, 2
 # What may be another when a run goes on, for the steps do not depend on it.
@@ -229,6 +230,8 @@ class Keeper:
     def _restore(self, found):
         own, common = found.state, found.common
         self._trainer.net.load_state_dict({**common["parameters"], **own["trainer"]["buffers"]})
+        for part, holder in (("progress", self._progress), ("trainer", self._trainer)):
+            _check_kinds(part, own[part], holder.state_dict())
         self._progress.load_state_dict(own["progress"])
         if self._is_in_other_steps(found):
             part = self._progress.place / common["steps_per_epoch"]
@@ -243,6 +246,27 @@ class Keeper:
 
     def close(self):
         self._communicator.close()
+
+
+def _check_kinds(name, value, like):
+    """That it is made like another. Where that is None, anything goes that the program saves but text."""
+    if like is None and isinstance(value, dict | list):
+        like = type(value)()
+    if isinstance(like, dict):
+        if not isinstance(value, dict) or (like and value.keys() != like.keys()):
+            raise ValueError(f"{name} is another than here")
+        for key in value:
+            _check_kinds(f"{name}.{key}", value[key], like.get(key))
+    elif isinstance(like, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")
+        for each in value:
+            _check_kinds(name, each, None)
+    elif isinstance(like, int | float):
+        if not isinstance(value, int if isinstance(like, int) else int | float) or value < 0:
+            raise ValueError(f"{name} is no such number")
+    elif isinstance(value, str):
+        raise ValueError(f"{name} is text")
 
 
 def _check_shapes(state, optimizer):
@@ -285,7 +309,7 @@ def _model(dnn, sizes):
 
 def interval_of(word):
     """(steps, None) or (None, seconds) of words like 500 and 15m."""
-    return (None, 60 * float(word[:-1])) if word.endswith("m") else (int(word), None)
+    return (None, MINUTE * float(word[:-1])) if word.endswith("m") else (int(word), None)
 
 
 def size_of(options, parameters, ranks):

@@ -166,42 +166,52 @@ def test_what_lies_after_the_step_that_is_gone_on_from_is_discarded(checkpoints)
 # ---- another number of ranks
 
 
-def share(rank, size, random):
-    parameters = {
-        "a": {"residual": random.normal(size=(3, 2)), "velocity": random.normal(size=(3, 2)), "reductions": 9}
-    }
-    made = {
-        key: torch.tensor(value, dtype=torch.float32) for key, value in parameters["a"].items() if key != "reductions"
-    }
-    return {
-        "mine": rank,
-        "oktopk": {
-            "parameters": {"a": {**made, "reductions": 9}},
-            "compressors": {"merged": {"name": "oktopk"}},
-            "skipped_steps": 2,
-            "place": (rank, size),
-        },
-    }
+def state_of(rank, size, random):
+    """What a rank of so many saves, two optimizers' shares among it."""
+
+    def share():
+        kept = {key: torch.tensor(random.normal(size=(3, 2)), dtype=torch.float32) for key in ("residual", "velocity")}
+        compressors = {"merged": {"name": "oktopk"}}
+        return {
+            "parameters": {"a": {**kept, "reductions": 9}},
+            "compressors": compressors,
+            "rank_and_size": (rank, size),
+        }
+
+    return {"place": rank, "sums": {f"of rank {rank}": 1}, "optimizers": [share(), {"oktopk": share()}]}
+
+
+def shares_of(state):
+    first, second = state["optimizers"]
+    return first, second["oktopk"]
 
 
 @given(before=st.integers(1, 9), after=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
 def test_residuals_are_shared_out_among_another_number_of_ranks_and_none_is_lost(before, after, seed):
     random = np.random.default_rng(seed)
-    states = [share(rank, before, random) for rank in range(before)]
-    taken = []
+    states, taken = [state_of(rank, before, random) for rank in range(before)], []
     for rank in range(after):
         old, takers = sources(rank, after, before)
-        made = regrouped([states[each] for each in old], rank, after, takers)
-        assert made["mine"] == old[0] == rank % before
-        assert made["oktopk"]["place"] == (rank, after)
-        assert made["oktopk"]["compressors"] == {}  # thresholds of other sums
-        assert made["oktopk"]["parameters"]["a"]["reductions"] == 9
-        taken.append(made["oktopk"]["parameters"]["a"])
+        taken.append(regrouped([states[each] for each in old], rank, after, takers))
+        assert taken[-1]["place"] == old[0] == rank % before
+        for share in shares_of(taken[-1]):
+            assert share["rank_and_size"] == (rank, after)
+            assert share["compressors"] == {}  # thresholds of other sums
+            assert share["parameters"]["a"]["reductions"] == 9
 
-    def total(each, key):
-        return sum(one[key].double() for one in each)
+    def total(everyones, which, key):
+        return sum(shares_of(each)[which]["parameters"]["a"][key].double() for each in everyones)
 
-    kept = [each["oktopk"]["parameters"]["a"] for each in states]
-    torch.testing.assert_close(total(taken, "residual"), total(kept, "residual"), rtol=1e-5, atol=1e-5)
-    if before % after == 0:
-        torch.testing.assert_close(total(taken, "velocity") / after, total(kept, "velocity") / before)
+    for which in range(2):
+        lost = total(taken, which, "residual") - total(states, which, "residual")
+        assert lost.abs().max() < 1e-5
+        if before % after == 0:
+            mean = total(taken, which, "velocity") / after
+            torch.testing.assert_close(mean, total(states, which, "velocity") / before)
+
+
+def test_a_share_that_some_rank_lacks_is_an_error_and_not_a_loss():
+    states = [state_of(rank, 2, np.random.default_rng(0)) for rank in range(2)]
+    del states[1]["optimizers"]
+    with pytest.raises(LookupError):
+        regrouped(states, 0, 1, 1)

@@ -184,8 +184,11 @@ def test_signals_mean_what_they_did_before_once_a_run_is_over(whole):
     assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-def test_intervals_are_steps_or_minutes():
+def test_intervals_are_steps_or_minutes(train, tmp_path, monkeypatch):
     assert [interval_of(word) for word in ("500", "15m")] == [(500, None), (None, 900.0)]
+    monkeypatch.setattr("oktopk_training.resuming.MINUTE", 0.0)
+    assert train(tmp_path / "run", "--checkpoint-interval", "15m", "--max-epochs", 1).status == 0
+    assert checkpoints_of(tmp_path / "run") == [6, 7, 8]
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(train, go_on, whole, tmp_path):
@@ -300,8 +303,14 @@ STRANGE = {
         lambda common: common["optimizer"]["state"][0].update(momentum_buffer=torch.zeros(3)),
     ),
     "no progress": ("rank-0.pt", lambda own: own.pop("progress")),
+    "an epoch of text": ("rank-0.pt", lambda own: own["progress"].update(epoch="one")),
+    "a negative step": ("rank-0.pt", lambda own: own["progress"].update(step=-1)),
+    "sums of text": ("rank-0.pt", lambda own: own["progress"]["tally"].update(stages={"data": "long"})),
+    "no list": ("rank-0.pt", lambda own: own["trainer"].update(sparsities=3)),
+    "random numbers of others": ("rank-0.pt", lambda own: own["trainer"].update(random=torch.zeros(3))),
+    "a state of another text": ("rank-0.pt", lambda own: own["trainer"].update(task={"hidden": [torch.zeros(1)] * 2})),
     "a residual of another model": ("rank-0.pt", lambda own: own["oktopk"]["parameters"].update(more={})),
-    "a share of another rank": ("rank-0.pt", lambda own: own["oktopk"].update(place=(1, 2))),
+    "a share of another rank": ("rank-0.pt", lambda own: own["oktopk"].update(rank_and_size=(1, 2))),
     "nothing": ("rank-0.pt", lambda own: own.clear()),
 }
 

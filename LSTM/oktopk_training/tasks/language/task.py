@@ -53,7 +53,11 @@ class LanguageTask(Task):
         return {} if self._state is None else {"hidden": [part.clone() for part in self._state]}
 
     def load_state_dict(self, state):
-        self._state = tuple(part.to(self.options.torch_device) for part in state.get("hidden", ())) or None
+        hidden = tuple(part.to(self.options.torch_device) for part in state.get("hidden", ()))
+        shape = (self.options.hidden_layers, self.options.batch_size, self.options.hidden_size)
+        if hidden and [part.shape for part in hidden] != [shape] * 2:
+            raise ValueError("its hidden state is that of another model")
+        self._state = hidden or None
 
     def loss(self, net, batch):
         """The mean over words; none of them can be infinite."""
