@@ -5,6 +5,7 @@ PYTHONPATH=LSTM:tests:tests/parallel python tests/parallel/failures.py
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,11 @@ MOMENTS = (
     *("before MPI", "while torch is imported"),
     *("in compute", "in the exchange", "in validation", "in a checkpoint"),
 )
-SIGNALS = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
+FROM_OUTSIDE = {  # of a job that has made its first checkpoint: to its launcher, or to its data
+    "Ctrl-C": lambda job, data: os.killpg(job.pid, signal.SIGINT),
+    "SIGTERM": lambda job, data: os.killpg(job.pid, signal.SIGTERM),
+    "the audio goes": lambda job, data: [path.unlink() for path in data.glob("train*.wav")],
+}
 OPTIONS = (
     *("--batch-size", "4", "--max-epochs", "400", "--val-interval", "2", "--checkpoint-interval", "20"),
     *("--compression", "--compressor", "oktopk", "--warmup-iters", "2", "--watchdog", str(LIMIT)),
@@ -59,23 +64,22 @@ class End:
 
 def run(fault, moment, transport, corpus, folder, ranks=3, **variables):
     """Start a job, see it fail, and wait for its end."""
-    mark, key = folder / "failed", uuid4().hex
+    mark, key, data = folder / "failed", uuid4().hex, shutil.copytree(corpus, folder / "data")
     words = [WORKERS / "lost.py", fault, moment, mark, *SMALL, *OPTIONS]
-    words += ["--data-dir", corpus, "--run-dir", folder / "run"]
+    words += ["--data-dir", data, "--run-dir", folder / "run"]
     environment = {
         **{**os.environ, VARIABLE: key, "OMP_NUM_THREADS": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "0"},
-        **{"OKTOPK_WATCHDOG": str(LIMIT), "PYTHONPATH": f"{ROOT / 'LSTM'}", **variables},
+        **{"OKTOPK_WATCHDOG": str(LIMIT), "PYTHONPATH": str(ROOT / "LSTM"), **variables},
     }
     command = [*TRANSPORTS[transport](ranks), *map(str, words)]
-    with open(folder / "stderr", "w+") as errors:
+    waited_for = (folder / "run" / "checkpoints" / "last.pt") if fault in FROM_OUTSIDE else mark
+    with open(folder / "stderr", "w") as errors:
         job = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
         )
-        began = _wait_for(
-            job, (lambda: (folder / "run" / "checkpoints" / "last.pt").exists()) if fault in SIGNALS else mark.exists
-        )
-        if fault in SIGNALS:
-            os.killpg(job.pid, SIGNALS[fault])
+        began = _wait_for(job, waited_for.exists)
+        if fault in FROM_OUTSIDE:
+            FROM_OUTSIDE[fault](job, data)
         status = _end_of(job, key)
         seconds = time.monotonic() - began
         orphans = _processes_of(key)
@@ -119,25 +123,37 @@ def _kill(processes):
 
 
 def rows(corpus, folder):
-    cases = [(fault, moment) for moment in MOMENTS for fault in FAULTS] + [(name, "in compute") for name in SIGNALS]
-    for number, (fault, moment) in enumerate(cases):
+    cases = [(fault, moment) for fault in FAULTS for moment in MOMENTS] + [
+        (name, "in compute") for name in FROM_OUTSIDE
+    ]
+    for fault, moment in cases:
+        ends = []
         for transport in TRANSPORTS:
-            place = folder / f"{number}-{transport}"
+            place = folder / f"{fault}, {moment}, {transport}"
             place.mkdir()
-            end = run(fault, moment, transport, corpus, place)
-            said = "<br>".join(end.cause()) or "by the launcher alone"
-            last = end.log[-1].split(" ", 3)[3] if end.log else "none"
-            left = f"{end.checkpoints} checkpoints; {len(end.orphans)} processes"
-            yield [fault, moment, transport, f"{end.seconds:.1f}", end.status, said, last, left]
+            ends.append(run(fault, moment, transport, corpus, place))
+        yield [fault, moment, *columns(ends)]
+
+
+def columns(ends):
+    """What the transports' ends have in common is said once."""
+    texts = [
+        [f"{end.seconds:.1f}" for end in ends],
+        [str(end.status) for end in ends],
+        [" — ".join(end.cause()) or "by the launcher alone" for end in ends],
+        [end.log[-1].split(" ", 3)[3] if end.log else "none yet" for end in ends],
+        [f"{end.checkpoints}, {len(end.orphans)}" for end in ends],
+    ]
+    return [" / ".join(dict.fromkeys(each)) if number else " / ".join(each) for number, each in enumerate(texts)]
 
 
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = make_corpus(folder / "corpus", train=24, val=3)
-        head = ["rank 1", "when", "transport", "seconds", "status", "said", "last line of train.log", "left"]
+        head = ["fault", "when", "seconds", "status", "said", "last line of train.log", "checkpoints, processes left"]
         for row in (head, ["---"] * len(head), *rows(corpus, folder)):
-            sys.stdout.write(f"| {' | '.join(map(str, row)).replace(name, '')} |\n")
+            sys.stdout.write(f"| {' | '.join(row).replace(name, '')} |\n")
             sys.stdout.flush()
 
 
