@@ -4,22 +4,29 @@ RUN is a run's folder, finished or still going. The picture shows loss, learning
 what rank 0 sent, against epochs.
 """
 
-import json
 import math
 import sys
+from itertools import islice
 
 import _project  # noqa: F401 - for the modules of LSTM/
 from oktopk.fields import PATH
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write
+from oktopk_training.inputs import parse_json, printable, read_json, read_lines
 from oktopk_training.job import program
 from oktopk_training.run_layout import CONFIG, METRICS
 
-# What is drawn of each kind of record: a number, or null (only `iter` and `epoch` must be whole numbers).
-DRAWN = {"iter": ("loss", "lr", "bytes_sent"), "val": ("loss",)}  # and the figures of a validation
+# What is taken of each kind of record: whole numbers, and what is a number or null; of a validation, its figures too.
 COUNTED = {"iter": ("iter", "epoch"), "val": ("epoch",)}
+MEASURED = {"iter": ("loss", "lr", "bytes_sent", "target_k", "selected_global"), "val": ("loss",)}
+NEEDED = ("loss", "lr")
+WORDS = {"phase": (None, "dense", "sparse"), "skipped": (None, False, True)}
 NO_FIGURES = ("kind", "epoch", "loss")  # of a validation
+MOST_FIGURES = 20
+MOST_OF_METRICS = 1 << 30  # bytes: three million steps
+MOST_OF_A_CONFIG = 1 << 20
+LARGEST = 1e300  # an axis needs room above
 SMOOTHING = 25  # steps that the running mean of the loss covers
 INK, GREY, BLUE, RED = "#222222", "#9aa0a6", "#1f5fa8", "#c0392b"
 CURVES = (RED, "#2e8b57", BLUE, "#d68910", "#7d3c98")  # of the figures of a validation
@@ -40,50 +47,61 @@ def main():
 
 
 def read_metrics(run):
-    """The records by kind. The last line may be half written, as the run may still be going; no other may."""
+    """The records of steps and validations, of each what is known. The run may still be writing the last line."""
     path = run / METRICS
+    records = {"iter": [], "val": []}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(read_lines(path, MOST_OF_METRICS), start=1):
+            if line.endswith("\n"):
+                _take(line, records, f"{path}:{number}")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: there is no such file; name the folder of a run") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the file cannot be read ({error}); name the folder of a run") from None
-    records = {"iter": [], "epoch": [], "val": [], "event": []}
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines) and not line.endswith("\n"):
-            break
-        try:
-            record = json.loads(line)
-            _check(record)
-            records[record["kind"]].append(record)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise UserError(
-                f"{path}:{number}: this line is not a metrics record; remove it or choose another run"
-            ) from None
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read ({error.strerror}); name the folder of a run") from None
     if not records["iter"]:
         raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
 
 
-def _check(record):
+def _take(line, records, place):
+    try:
+        record = parse_json(line)
+        kind = record["kind"]
+        if kind in records:
+            records[kind].append(_known(kind, record))
+        elif kind not in ("epoch", "event"):
+            raise ValueError(kind)
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise UserError(f"{place}: this line is not a metrics record; remove it or choose another run") from None
+
+
+def _known(kind, record):
     """Raise ValueError, KeyError or TypeError unless all that is drawn of the record is there, as numbers."""
-    kind = record["kind"]
-    for key in COUNTED.get(kind, ()):
+    figures = [key for key in record if key not in NO_FIGURES] if kind == "val" else []
+    if len(figures) > MOST_FIGURES:
+        raise ValueError(kind)
+    known = {}
+    for key in COUNTED[kind]:
+        known[key] = record[key]
         if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
             raise ValueError(key)
-    figures = [key for key in record if key not in NO_FIGURES] if kind == "val" else []
-    for key in (*DRAWN.get(kind, ()), *figures):
-        value = record[key] if key in ("loss", "lr") else record.get(key)
+    for key in (*MEASURED[kind], *figures):
+        known[key] = value = record[key] if key in NEEDED else record.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise TypeError(key)
-        if value is not None:
-            float(value)  # a whole number may have too many digits for that
+        if value is not None and not abs(value) <= LARGEST:
+            raise ValueError(key)
+    for key, words in WORDS.items():
+        known[key] = record.get(key) if kind == "iter" else None
+        if known[key] not in words:
+            raise ValueError(key)
+    return known
 
 
 def read_config(run):
     """The run's configuration, or None if it cannot be read: a picture needs none."""
     try:
-        return json.loads((run / CONFIG).read_text(encoding="utf-8"))
+        return read_json(run / CONFIG, MOST_OF_A_CONFIG)
     except (OSError, ValueError):
         return None
 
@@ -91,7 +109,7 @@ def read_config(run):
 def figures_of(config, tested):
     """What the figures of a validation are called: as the run says, or as its metrics have them."""
     try:
-        return {key: str(label) for key, label in config["figures"].items()}
+        return {key: str(label) for key, label in islice(config["figures"].items(), MOST_FIGURES)}
     except (KeyError, TypeError, AttributeError):
         keys = (key for record in tested for key, value in record.items() if value is not None)
         return {key: key for key in keys if key not in NO_FIGURES}
@@ -107,7 +125,7 @@ def title_of(config):
         if not options.get("compression"):
             return title
         return f"{title}\n{options['compressor']} at density {options['density']:g}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
@@ -124,7 +142,7 @@ def draw(records, title, figures):
     figure, (loss, rate, validation, *traffic) = pyplot.subplots(
         len(heights), 1, figsize=(8, 0.8 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
     )
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle("\n".join(map(_plain, title.splitlines()[:2])), fontsize=12)
     per_epoch = _steps_per_epoch(steps)
     when = [(record["iter"] + 1) / per_epoch for record in steps]
     _draw_loss(loss, steps, when, records)
@@ -167,8 +185,8 @@ def _draw_validation(axes, tested, figures):
     for place, (key, label) in enumerate(figures.items()):
         values = [_or_nan(record.get(key)) for record in tested]
         last = f", {values[-1]:.{3 if abs(values[-1]) < 10 else 1}f} at the end" if values else ""
-        axes.plot(epochs, values, "o-", color=CURVES[place % len(CURVES)], label=label + last)
-    axes.set_ylabel(f"{next(iter(figures.values()))} (validation)" if len(figures) == 1 else "validation")
+        axes.plot(epochs, values, "o-", color=CURVES[place % len(CURVES)], label=_plain(label) + last)
+    axes.set_ylabel(f"{_plain(next(iter(figures.values())))} (validation)" if len(figures) == 1 else "validation")
     axes.set_ylim(bottom=0)
     if not tested:
         axes.text(0.5, 0.5, "no validation yet", ha="center", va="center", transform=axes.transAxes, color=GREY)
@@ -200,6 +218,11 @@ def _running_mean(values):
             window = [*window[-(SMOOTHING - 1) :], value]
         means.append(sum(window) / len(window) if window else math.nan)
     return means
+
+
+def _plain(text):
+    """Matplotlib takes what stands between dollars for formulas."""
+    return printable(text).replace("$", r"\$")
 
 
 def _or_nan(value):
