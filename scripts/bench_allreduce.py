@@ -28,8 +28,9 @@ from oktopk.operations import ops_for
 from oktopk.transports import AUTO
 from oktopk_training.command_line import Parser, add_options, hyphenated
 from oktopk_training.errors import UserError
-from oktopk_training.files import atomic_write
+from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
+from oktopk_training.options import transport_of
 from oktopk_training.ranks import connect
 from surroundings import name_of
 
@@ -236,20 +237,24 @@ def parse_arguments():
     add_options(parser.add_argument_group("the reduction"), Settings)
     given = vars(parser.parse_args([hyphenated(word) for word in sys.argv[1:]]))
     own = {name: given.pop(name) for name in list(given) if hasattr(Measuring, name)}
-    return Measuring(**own), Settings(**{**given, "warmup_iters": 0})  # measured is what comes after the warm-up
+    options = Measuring(**own)
+    options.names()
+    if options.json:
+        refuse_unwritable(options.json)
+    return options, Settings(**{**given, "warmup_iters": 0})  # measured is what comes after the warm-up
 
 
 @program
 def main():
-    options, settings = parse_arguments()
-    names = options.names()
-    comm = connect(options.transport).new_communicator()
+    ranks = connect(transport_of(sys.argv[1:]))
+    options, settings = ranks.from_first(parse_arguments)
+    comm = ranks.new_communicator()
     ops_for("cpu")  # what it loads is not to count as a contender's memory
     gradients = make_gradients(options, comm.rank)
     contenders = [peak_buffers(lambda: DenseAtItsBest(options, comm), gradients[0])]
     contenders += [
         peak_buffers(lambda name=name: Contender(name, options.elements, settings, comm), gradients[0])
-        for name in names
+        for name in options.names()
     ]
     for iteration in range(options.warmup + options.iters):
         for contender, _ in contenders:

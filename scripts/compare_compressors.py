@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
     begin()
 
-import json
 import os
 import re
 import shlex
@@ -34,12 +33,15 @@ from oktopk.fields import COUNT, NATURAL, PATH
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.inputs import read_json
 from oktopk_training.job import program
 from oktopk_training.options import COMPRESSOR
 from oktopk_training.run_layout import CONFIG, LOG
 from oktopk_training.runs import read_metrics
 
 JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
+WITH_PARENT = _project.ROOT / "scripts" / "with_parent.py"
+MOST_OF_A_CONFIG = 1 << 20  # bytes
 VAL_INTERVAL = 4  # epochs: 12 and 20 are among those that are validated
 OWN = ("--compression", "--compressor", "--seed", "--max-epochs", "--run-dir", "--val-interval", "--warmup-iters")
 TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM ended
@@ -99,13 +101,17 @@ def find_run(out, name, seed, epochs, words):
     if not found:
         return None
     went, folder = min(found)
-    try:
-        options = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["command"][1:]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder} is no run that finished here; remove it or choose another --out") from None
-    if options[:-2] != _options(name, _words(seed, went, words)):  # the last two are its folder
+    if options_of(folder)[:-2] != _options(name, _words(seed, went, words)):  # the last two are its folder
         raise UserError(f"{folder} holds a run with other options than this comparison's; choose another --out")
     return folder
+
+
+def options_of(run):
+    """What main_trainer.py was given."""
+    try:
+        return list(read_json(run / CONFIG, MOST_OF_A_CONFIG)["command"][1:])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{run} is no run that finished here; remove it or choose another --out") from None
 
 
 def _words(seed, epochs, words):
@@ -123,7 +129,7 @@ def _options(name, words):
 
 def _job(name, words, **variables):
     surroundings = {**os.environ, **_own_python(), "config": "quickstart", "compressor": name, **variables}
-    return {"args": ["bash", JOB_SCRIPT, *words], "env": surroundings}
+    return {"args": [sys.executable, WITH_PARENT, str(os.getpid()), "bash", JOB_SCRIPT, *words], "env": surroundings}
 
 
 def train(out, name, seed, epochs, words):
@@ -160,18 +166,23 @@ def _own_python():
 def read_outcome(run, epochs):
     records = read_metrics(run)
     validations = [
-        (record["epoch"] + 1, record["wer"], record["cer"], record["loss"])
+        (record["epoch"] + 1, *(record.get(key) for key in ("wer", "cer", "loss")))
         for record in records["val"]
         if record["epoch"] < epochs
     ]
     if not validations or validations[-1][0] != epochs:
         raise UserError(f"{run} was not validated after {epochs} epochs; remove it or choose another --out")
-    steps = [record for record in records["iter"] if record["epoch"] < epochs and not record.get("skipped")]
+    steps = [record for record in records["iter"] if record["epoch"] < epochs and not record["skipped"]]
+    if not steps or any(None in validation for validation in validations):
+        raise UserError(f"{run} diverged: a WER, CER or loss of it is no number; choose other options, or leave it out")
     last = [record for record in steps if record["phase"] == steps[-1]["phase"]]
+    selected = [
+        r["selected_global"] / r["target_k"] for r in last if r["target_k"] and r["selected_global"] is not None
+    ]
     return Outcome(
         validations,
-        statistics.mean(r["selected_global"] / r["target_k"] for r in last) if last[0]["target_k"] else None,
-        statistics.mean(r["bytes_sent"] for r in last),
+        statistics.mean(selected) if selected else None,
+        statistics.mean(record["bytes_sent"] or 0 for record in last),
     )
 
 

@@ -10,6 +10,7 @@ import _project  # noqa: F401 - for the modules of LSTM/
 from oktopk.fields import PATH
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.files import atomic_write
+from oktopk_training.inputs import printable
 from oktopk_training.job import program
 from oktopk_training.runs import figures_of, read_config, read_metrics, title_of
 
@@ -45,7 +46,7 @@ def draw(records, title, figures):
     figure, (loss, rate, validation, *traffic) = pyplot.subplots(
         len(heights), 1, figsize=(8, 0.8 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
     )
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle("\n".join(map(_plain, title.splitlines()[:2])), fontsize=12)
     per_epoch = _steps_per_epoch(steps)
     when = [(record["iter"] + 1) / per_epoch for record in steps]
     _draw_loss(loss, steps, when, records)
@@ -88,8 +89,8 @@ def _draw_validation(axes, tested, figures):
     for place, (key, label) in enumerate(figures.items()):
         values = [_or_nan(record.get(key)) for record in tested]
         last = f", {values[-1]:.{3 if abs(values[-1]) < 10 else 1}f} at the end" if values else ""
-        axes.plot(epochs, values, "o-", color=CURVES[place % len(CURVES)], label=label + last)
-    axes.set_ylabel(f"{next(iter(figures.values()))} (validation)" if len(figures) == 1 else "validation")
+        axes.plot(epochs, values, "o-", color=CURVES[place % len(CURVES)], label=_plain(label) + last)
+    axes.set_ylabel(f"{_plain(next(iter(figures.values())))} (validation)" if len(figures) == 1 else "validation")
     axes.set_ylim(bottom=0)
     if not tested:
         axes.text(0.5, 0.5, "no validation yet", ha="center", va="center", transform=axes.transAxes, color=GREY)
@@ -121,6 +122,11 @@ def _running_mean(values):
             window = [*window[-(SMOOTHING - 1) :], value]
         means.append(sum(window) / len(window) if window else math.nan)
     return means
+
+
+def _plain(text):
+    """Matplotlib takes what stands between dollars for formulas."""
+    return printable(text).replace("$", r"\$")
 
 
 def _or_nan(value):

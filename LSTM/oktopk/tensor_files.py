@@ -7,6 +7,7 @@ and `data/0`, `data/1` ... hold those. Its comment, which other readers skip, is
 plain types and plain values, nothing else, and as much memory as the file has bytes.
 """
 
+import errno
 import hashlib
 import io
 import os
@@ -116,7 +117,9 @@ def read(path, size=None, digest=None):
             return _read(file, status.st_size, digest)
     except DamagedFile as error:
         raise DamagedFile(f"{path} {error}" if str(path) not in str(error) else str(error)) from None
-    except _OF_DAMAGED_FILES:
+    except (*_OF_DAMAGED_FILES, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is a place before the file's beginning
+            raise
         # Not torch's words, nor Python's: some advise to load the file in a way that lets it run code.
         raise DamagedFile(f"{path} cannot be read, or holds what such a file does not") from None
 
@@ -132,7 +135,7 @@ def _read(file, size, digest):
         if archive.comment or digest is not None:
             _check_seal(file, size, archive.comment, digest)
         _refuse_what_grows(archive.infolist(), size)
-        reader = _Reader(archive)
+        reader = _Reader(archive, size)
         return reader.filled(reader.load())
 
 
@@ -178,24 +181,24 @@ class _Tensor(NamedTuple):
 class _Reader(pickle._Unpickler):  # the one in C takes any memory that an index in a pickle asks for
     """Makes descriptions of tensors; `filled` makes those into tensors, once nothing in the file is acted on."""
 
-    def __init__(self, archive):
+    def __init__(self, archive, size):
         (described,) = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
         if archive.getinfo(described).file_size > _MOST_DESCRIBED:
             raise DamagedFile("describes more than a model has")
         super().__init__(io.BytesIO(archive.read(described)))
         self.archive, self.folder = archive, described.removesuffix("data.pkl")
-        self.storages, self.made = {}, {}
+        self.storages, self.room = {}, size
         if archive.read(f"{self.folder}byteorder") != sys.byteorder.encode():
             raise DamagedFile("has numbers of another byte order")
 
     def find_class(self, module, name):
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return lambda: {}  # with arguments, some bytes of a file would copy what others have made, again and again
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return lambda storage, offset, size, stride, *_: _Tensor(storage, offset, size, stride)
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        raise DamagedFile(f"asks for {module}.{name}")
+        raise DamagedFile(f"asks for {f'{module}.{name}'[:80]!r}")
 
     def persistent_load(self, place):
         _, dtype, key, _, count = place
@@ -211,21 +214,19 @@ class _Reader(pickle._Unpickler):  # the one in C takes any memory that an index
     }
 
     def filled(self, value):
-        """The same with its tensors; what stands in it twice is made once."""
+        """The same with its tensors. What stands in it more than once counts as often: it might never end."""
+        self.room -= 1 + (len(value) if isinstance(value, str) else 0)
+        if self.room < 0:
+            raise DamagedFile("holds the same over and over")
         if isinstance(value, _Tensor):
             return self._tensor(*value)
-        if not isinstance(value, dict | list | tuple):
-            return value
         if isinstance(value, _Storage):
             raise DamagedFile("holds what is no tensor")
-        if id(value) not in self.made:
-            self.made[id(value)] = self._filled(value)
-        return self.made[id(value)]
-
-    def _filled(self, value):
         if isinstance(value, dict):
-            return {key: self.filled(each) for key, each in value.items()}
-        return type(value)(self.filled(each) for each in value)
+            return {self.filled(key): self.filled(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.filled, value))
+        return value
 
     def _tensor(self, storage, offset, size, stride):
         if storage.key not in self.storages:

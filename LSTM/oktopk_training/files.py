@@ -25,10 +25,8 @@ def atomic_write(path, mode="w"):
 
     The block should only produce and write: an OSError in it (a full disk, say) is reported as failure to write `path`.
     """
-    path = Path(path)
+    path, partial = Path(path), _partial(path)
     _refuse_what_is_no_file(path)
-    # The process id keeps two writers apart; the dot keeps the file out of `ls` and of globs such as *.wav.
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
         with writing(path):
@@ -38,6 +36,19 @@ def atomic_write(path, mode="w"):
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def refuse_unwritable(path):
+    """For a program that has long to work before it writes `path`."""
+    _refuse_what_is_no_file(Path(path))
+    with writing(path):
+        _partial(path).touch()
+        _partial(path).unlink()
+
+
+def _partial(path):
+    """The process id keeps two writers apart; the dot keeps the file out of `ls` and of globs such as *.wav."""
+    return Path(path).with_name(f".{Path(path).name}.{os.getpid()}{PARTIAL_SUFFIX}")
 
 
 def _refuse_what_is_no_file(path):

@@ -4,14 +4,16 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from .errors import UserError
-from .inputs import check_file, parse_json, read_json
+from .inputs import parse_json, read_json, read_lines
 from .run_layout import CONFIG, METRICS
 
 MOST_METRICS = 2**28  # bytes: half a million steps
 MOST_CONFIG = 2**20
+MOST_FIGURES = 20  # of a validation
 MOST_FIGURE = 1e100  # nothing that is measured is larger; scales of plots would be infinite
 TIMES = ("t_iter", "t_data", "t_compute", "t_select", "t_comm", "t_apply")
 NEEDED = ("loss", "lr")  # a number, or null
@@ -30,7 +32,7 @@ def read_metrics(folder):
     records = {"iter": [], "epoch": [], "val": [], "event": []}
     for number, line in _lines(path):
         try:
-            record = parse_json(line.decode("utf-8"))
+            record = parse_json(line)
             records[record["kind"]].append(_checked(record))
         except (ValueError, KeyError, TypeError, OverflowError):
             raise UserError(
@@ -44,11 +46,9 @@ def read_metrics(folder):
 def _lines(path):
     """The whole lines of a file, numbered."""
     try:
-        check_file(path, MOST_METRICS)
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield number, line
+        for number, line in enumerate(read_lines(path, MOST_METRICS), start=1):
+            if line.endswith("\n"):
+                yield number, line
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: there is no such file; name the folder of a run") from None
     except OSError as error:
@@ -66,6 +66,8 @@ def _checked(record):
         phase = "sparse" if record.get("phase") == "sparse" else "dense"
         own = {"iter": record["iter"], "epoch": record["epoch"], "phase": phase}
         return own | {"skipped": record.get("skipped") is True} | figures
+    if kind == "val" and len(record) > len(NO_FIGURES) + MOST_FIGURES:
+        raise ValueError(kind)
     if kind == "val":
         return {key: record[key] if key in ("kind", "epoch") else _figure(value) for key, value in record.items()}
     return record
@@ -97,7 +99,7 @@ def read_config(folder):
 def figures_of(config, tested):
     """What the figures of a validation are called: as the run says, or as its metrics have them."""
     try:
-        return {key: str(label) for key, label in config["figures"].items()}
+        return {key: str(label) for key, label in islice(config["figures"].items(), MOST_FIGURES)}
     except (KeyError, TypeError, AttributeError):
         keys = (key for record in tested for key, value in record.items() if value is not None)
         return {key: key for key in keys if key not in NO_FIGURES}
@@ -113,7 +115,7 @@ def title_of(config):
         if not options.get("compression"):
             return title
         return f"{title}\n{options['compressor']} at density {options['density']:g}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

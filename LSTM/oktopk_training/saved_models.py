@@ -23,7 +23,7 @@ def save_model(path, net, dnn, epoch, figures):
 
 
 def read_model(path):
-    """The saved dictionary: tensors and plain values. Its weights are all there, and finite."""
+    """The saved dictionary: tensors and plain values. Its sizes can be, and its weights are finite."""
     try:
         check_file(path)
         content = read(path)
@@ -38,6 +38,9 @@ def read_model(path):
     wanted = {"dnn": str, "sizes": dict, "model": dict}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in wanted.items()):
         raise UserError(f"{path} is not a model that this program saved; choose one from a run's checkpoints/")
+    for name, size in content["sizes"].items():
+        if type(size) is not int or not 0 < size <= _MOST.get(name, size):
+            raise _inconsistent(path)
     _refuse_what_is_not_finite(content["model"], path)
     return content
 
@@ -56,12 +59,9 @@ def _refuse_what_is_not_finite(weights, path):
 
 def build_model(content, path):
     """The model that `read_model` found in `path`. It takes no memory before its sizes are known to fit the weights."""
-    sizes = content["sizes"]
-    if not all(type(size) is int and 0 < size <= _MOST.get(name, size) for name, size in sizes.items()):
-        raise _inconsistent(path)
     try:
         with torch.device("meta"):
-            net = TASKS[content["dnn"]].model(**sizes)
+            net = TASKS[content["dnn"]].model(**content["sizes"])
     except (LookupError, TypeError, ValueError, RuntimeError):
         raise _inconsistent(path) from None
     _fill(net, content, path, assign=True)

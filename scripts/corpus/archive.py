@@ -31,7 +31,7 @@ MAX_MEMBER_BYTES = 64 << 20
 MAX_TRANSCRIPTION_BYTES = 4 << 20
 MAX_HEADER_BYTES = 64 << 10  # of a header that only says more about the member after it
 MAX_MEMBERS = 20_000
-MAX_BYTES = 2 << 30  # unpacked
+MAX_BYTES = 1 << 30  # unpacked
 MODES = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2"}  # by how a file begins
 # tarfile and what it decompresses with were not written for damaged files: they can end with any of these.
 OF_DAMAGED_ARCHIVES = (

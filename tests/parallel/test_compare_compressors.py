@@ -87,7 +87,7 @@ def test_what_a_comparison_sets_itself_is_refused(tmp_path):
     assert done.stderr == "error: --max_epochs=3 behind --: a comparison sets this option for its runs; leave it out\n"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
     words = ["--compressors", "dense", "--epochs", 500, "--out", tmp_path, "--", "--data-dir", corpus, *SMALL]
     command = [sys.executable, PROGRAM, *map(str, words)]
@@ -95,7 +95,7 @@ def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
     metrics = tmp_path / "dense-seed0-500epochs.unfinished" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
     comparison.send_signal(how)
-    assert comparison.wait(timeout=60) == {signal.SIGTERM: 143, signal.SIGINT: 130}[how]
+    assert comparison.wait(timeout=60) == {signal.SIGTERM: 143, signal.SIGINT: 130}.get(how, -how)
     wait_until(lambda: not running(tmp_path))
 
 

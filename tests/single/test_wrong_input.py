@@ -103,12 +103,25 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_path):
+def test_faulty_data_are_refused_with_one_sentence_and_leave_no_run(fault, tmp_path, capsys):
+    """All of them, in this process: torch takes a second to import."""
     spoil, parts = FAULTS[fault]
     folder = make_corpus(tmp_path / "data")
     spoil(folder)
-    result = train(folder, tmp_path / "runs" / "run")
-    refused(result, *parts)
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, "--data-dir", str(folder), "--run-dir", str(tmp_path / "runs" / "run")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith("error: ")
+    assert all(str(part) in line for part in parts), line
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_the_program_says_of_faulty_data_what_its_main_does(tmp_path):
+    spoil, parts = FAULTS["audio missing"]
+    folder = make_corpus(tmp_path / "data")
+    spoil(folder)
+    refused(train(folder, tmp_path / "runs" / "run"), *parts)
     assert os.listdir(tmp_path) == ["data"]
 
 
