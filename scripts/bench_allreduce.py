@@ -5,7 +5,7 @@
 
 Absolute times do not carry to another machine; the ratio to the transport's own allreduce (MPI's, or that of
 torch.distributed; in place, in a buffer that is kept, then scaled) within one run does. Set OMP_NUM_THREADS=1 where
-ranks share cores.
+ranks share cores. In a lab (lab.py), "link" is what the link of the busiest host carried away, headers included.
 """
 
 import json
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import _project  # noqa: F401 - puts LSTM on the path
+from lab import sent_from_here
 from oktopk import GradientAverager, Settings, compressors
 from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, choice, option
 from oktopk.operations import ops_for
@@ -54,9 +55,11 @@ class Contender:
 
     def iterate(self, gradient, record):
         self.gradient.copy_(gradient)
+        before = sent_from_here()
         seconds = timed(self.averager.average, self.averager.communicator)
         if record:
-            self.records.append({"wall": seconds, **asdict(self.averager.last_step)})
+            link = {} if before is None else {"bytes_on_link": sent_from_here() - before}
+            self.records.append({"wall": seconds, **link, **asdict(self.averager.last_step)})
 
 
 class DenseAtItsBest:
@@ -160,6 +163,8 @@ def summarise(contender, buffers, baseline_median, comm):
     if isinstance(contender, Contender):
         for key in ("bytes_sent", "bytes_received"):
             row[key] = int(highest(max(record[key] for record in records), comm))
+        if "bytes_on_link" in records[0]:
+            row["bytes_on_link"] = highest(statistics.median(record["bytes_on_link"] for record in records), comm)
         for stage in STAGES:
             row[stage] = highest(statistics.median(r["seconds"][stage] for r in records), comm)
         if records[0]["phase"] == "sparse":
@@ -172,9 +177,9 @@ def summarise(contender, buffers, baseline_median, comm):
 def table(rows, k):
     """The rows for people: times in milliseconds, traffic in words of 4 bytes, as a multiple of k; yardstick first."""
     ratio = f"to {rows[0]['name']}"
-    widths = (16, 9, 8, 8, max(8, len(ratio) + 2), 17, 17, 9, 10, 8, 13, 15, 8, 8)
+    widths = (16, 9, 8, 8, max(8, len(ratio) + 2), 17, 17, 9, 10, 9, 8, 13, 15, 8, 8)
     head = (
-        ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", *STAGES, "memory"),
+        ("", "median", "min", "max", "ratio", "chosen/k", "result/k", "sent", "received", "link", *STAGES, "memory"),
         (
             "compressor",
             "ms",
@@ -183,6 +188,7 @@ def table(rows, k):
             ratio,
             *["min .. max"] * 2,
             *["words/k"] * 2,
+            "bytes/k",
             *["ms"] * 4,
             "buffers",
         ),
@@ -194,6 +200,7 @@ def table(rows, k):
             f"{row['ratio']:.2f}",
             *(_span(row.get(f"{key}_per_k")) for key in ("selected_local", "selected_global")),
             *(f"{row[key] / WORD / k:.3f}" if key in row else "-" for key in ("bytes_sent", "bytes_received")),
+            f"{row['bytes_on_link'] / k:.3f}" if "bytes_on_link" in row else "-",
             *(f"{row[stage] * 1e3:.1f}" if stage in row else "-" for stage in STAGES),
             f"{row['peak_buffers']:.2f}",
         )

@@ -48,8 +48,10 @@ SECONDS_TO_END = 10  # that a command has once it is told to
 TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN_NAMESPACES = 0x00020000 | 0x20000000 | 0x40000000  # CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET
 PR_SET_PDEATHSIG = 1
+LINK = "eth0"  # what a host calls it
+INSIDE = "INSIDE_A_LAB"  # a variable that tells ranks so
 # MPICH and Gloo take the links, unless these say otherwise already.
-BY_THE_LINKS = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "GLOO_SOCKET_IFNAME": "eth0"}
+BY_THE_LINKS = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "GLOO_SOCKET_IFNAME": LINK}
 
 
 @dataclass(frozen=True)
@@ -183,12 +185,12 @@ def build(network):
 
 def add_host(name, address, rate):
     tool("ip", "netns", "add", name)
-    tool("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+    tool("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", LINK, "netns", name)
     tool("ip", "link", "set", f"to-{name}", "master", "switch", "up")
-    tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-    for interface in ("eth0", "lo"):
+    tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
+    for interface in (LINK, "lo"):
         tool("ip", "-n", name, "link", "set", interface, "up")
-    tool("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, *SHAPE)
+    tool("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, *SHAPE)
     tool("tc", "qdisc", "add", "dev", f"to-{name}", "root", "tbf", "rate", rate, *SHAPE)
 
 
@@ -202,7 +204,7 @@ def tool(*words):
 
 def run(starts):
     """The exit status of the commands: of the first that fails, and then all are ended."""
-    for name, value in BY_THE_LINKS.items():
+    for name, value in {**BY_THE_LINKS, INSIDE: "1"}.items():
         os.environ.setdefault(name, value)
     running = {}
 
@@ -228,7 +230,7 @@ def run(starts):
 def report(network, seconds):
     ranks = f"{network.ranks_per_host} rank{'s' * (network.ranks_per_host > 1)} each"
     lines = [f"{network.hosts} hosts, {ranks}, links of {network.rate}, {seconds:.1f} s"]
-    hosts = {name: {"sent": let_pass("eth0", "-n", name), "received": let_pass(f"to-{name}")} for name in network.names}
+    hosts = {name: {"sent": let_pass(LINK, "-n", name), "received": let_pass(f"to-{name}")} for name in network.names}
     total = sum(host["sent"] for host in hosts.values())
     lines += [f"{name:8}{host['sent']:>16,} bytes sent{host['received']:>16,} received" for name, host in hosts.items()]
     lines += [f"together{total:>16,} bytes sent"]
@@ -236,6 +238,11 @@ def report(network, seconds):
     if network.json:
         with atomic_write(network.json) as file:
             json.dump({"hosts": hosts, "sent": total, "seconds": seconds}, file, indent=1)
+
+
+def sent_from_here():
+    """Bytes that this host's link has carried away so far; None outside of a lab."""
+    return let_pass(LINK) if INSIDE in os.environ else None
 
 
 def let_pass(interface, *where):

@@ -64,6 +64,8 @@ class Communicator(abc.ABC):
     not counted. `recorder`, if set, is called with an `Operation` after each.
     """
 
+    shares_memory = False  # all ranks have it in common: nothing goes over a network
+
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
         self.at = At()  # the watchdog looks at it

@@ -73,9 +73,10 @@ class Compressor:
     def is_sparse(self):
         return self.algorithm is not None
 
-    def wire_of(self, settings, device):
+    def wire_of(self, settings, device, communicator):
         """The form that its entries have between ranks: the one that was asked for, or else its own."""
-        return wire_for(self.wire if settings.wire == AUTO else settings.wire, device)
+        name = self.wire if settings.wire == AUTO else settings.wire
+        return wire_for(name, device, communicator.shares_memory)
 
     def make(self, communicator, device, n, settings):
         """(chooser, algorithm), with their state, for one flat gradient of n elements on this device."""
@@ -85,7 +86,7 @@ class Compressor:
             chooser = ExactTopK
         elif chooser is ExactTopK and settings.threshold == "reuse":
             chooser = ReusedThreshold
-        exchange = Exchange(communicator, ops, self.wire_of(settings, device))
+        exchange = Exchange(communicator, ops, self.wire_of(settings, device, communicator))
         return chooser(ops, n, k, settings), self.algorithm(exchange, n, k, settings)
 
 

@@ -125,10 +125,12 @@ wires = {"separate": Separate(), "joined": Joined(), "gaps": Gaps(), "gaps16": R
 AUTO = "auto"
 
 
-def wire_for(name, device):
-    """The format of this name; "auto" is what costs least on this device."""
-    if name == AUTO:
-        name = "separate" if on_cpu(device) else "joined"
+def wire_for(name, device, shares_memory=False):
+    """The format of this name; "auto" is what costs least on this device, and where ranks `shares_memory` or not."""
+    if name == AUTO and on_cpu(device):
+        name = "separate" if shares_memory else "gaps"
+    elif name == AUTO:
+        name = "joined"
     if name not in wires:
         raise ValueError(f"there is no wire {name!r}; there are {', '.join(wires)}")
     wires[name].get_ready(device)

@@ -33,6 +33,7 @@ def test_hosts_have_only_their_links_and_ranks_of_a_host_share_memory(tmp_path):
     found, counted = json.loads(done.stdout), json.loads((tmp_path / "bytes.json").read_text())
     assert found["hosts"] == ["host0", "host0", "host1", "host1"]
     assert found["sharing"] == [2, 2, 2, 2]
+    assert not found["memory"]
     for host, sent in found["sent"].items():
         assert counted["hosts"][host]["sent"] == pytest.approx(HEADERS * sent, rel=0.03)
         assert counted["hosts"][host]["received"] == pytest.approx(HEADERS * sent, rel=0.03)

@@ -106,10 +106,11 @@ def test_a_wire_is_found_by_its_name_on_any_device_and_may_be_set(name):
     assert Settings(wire=name).wire == name
 
 
-def test_left_to_itself_the_cpu_copies_nothing_and_a_device_sends_half_the_messages():
+def test_left_to_itself_shared_memory_copies_nothing_a_network_carries_gaps_and_a_device_sends_half_the_messages():
     entries = Entries(torch.tensor([3, 5], dtype=torch.int32), torch.tensor([1.0, 2.0]))
-    addresses = [each.buffer.data_ptr() for each in wire_for(AUTO, "cpu").pack(entries, [2])]
+    addresses = [each.buffer.data_ptr() for each in wire_for(AUTO, "cpu", shares_memory=True).pack(entries, [2])]
     assert addresses == [part.data_ptr() for part in entries]
+    assert wire_for(AUTO, "cpu") is wires["gaps"]
     assert len(wire_for(AUTO, "meta").dtypes) == 1
 
 

@@ -264,8 +264,9 @@ class OnTheBench:
         self.k = max(1, int(case.n * case.density))
         self.is_dense = not compressor.is_sparse or self.k >= case.n
         parameter = torch.nn.Parameter(torch.zeros(case.n))
-        self.precision = compressor.wire_of(settings, parameter.device).precision if compressor.is_sparse else 0.0
         self._averager = GradientAverager([("p", parameter)], compressor, settings, communicator)
+        wire = compressor.wire_of(settings, parameter.device, communicator) if compressor.is_sparse else None
+        self.precision = wire.precision if wire else 0.0
         self.state_dict, self.load_state_dict = self._averager.state_dict, self._averager.load_state_dict
 
     def reduce(self, own):

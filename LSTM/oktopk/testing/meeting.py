@@ -26,7 +26,7 @@ class Meeting(Communicator):
 
     def __init__(self, inner):
         super().__init__(inner.rank, inner.size)
-        self._inner, self.parted = inner, None
+        self._inner, self.parted, self.shares_memory = inner, None, inner.shares_memory
 
     def meet(self, call, *figures):
         """Go on if all ranks meet for the same call with the same figures; otherwise all of them are told."""

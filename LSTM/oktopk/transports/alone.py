@@ -5,6 +5,8 @@ from ..launchers import launched_ranks
 
 
 class Alone(Communicator):
+    shares_memory = True
+
     def __init__(self):
         super().__init__(0, 1)
 

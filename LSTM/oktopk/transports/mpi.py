@@ -29,6 +29,9 @@ class MPICommunicator(Communicator):
         self._mpi, self._comm = MPI, mpi_comm.Dup()
         _lent.note(self._members, self._comm, self)
         super().__init__(self._comm.Get_rank(), self._comm.Get_size())
+        near = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.shares_memory = near.Get_size() == self.size
+        near.Free()
         self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
         self._begin(MPI.COMM_WORLD.Get_rank())
 

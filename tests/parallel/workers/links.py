@@ -1,6 +1,7 @@
 """Sends bytes between the hosts of a lab, and says what it took. Prints a JSON object:
 
 hosts     [the host of each rank]
+memory    whether the communicator says that all share theirs
 sharing   [how many ranks each shares memory with, itself included]
 seconds   that the exchange took
 sent      by host: the bytes that the communicator counted
@@ -37,7 +38,18 @@ def main():
         for host, _, _, count in found:
             sent[host] += count
         hosts, sharing, seconds, _ = zip(*found, strict=True)
-        sys.stdout.write(json.dumps({"hosts": hosts, "sharing": sharing, "seconds": max(seconds), "sent": sent}) + "\n")
+        sys.stdout.write(
+            json.dumps(
+                {
+                    "hosts": hosts,
+                    "memory": comm.shares_memory,
+                    "sharing": sharing,
+                    "seconds": max(seconds),
+                    "sent": sent,
+                }
+            )
+            + "\n"
+        )
 
 
 main()
