@@ -23,7 +23,7 @@ class Curve:
     name: str
     points: list  # (x, y or None), x ascending
     style: Style
-    run: int | None = None
+    run: int | None = None  # its number among several, which can be hidden
     faint: bool = False  # behind the others
     marked: bool = False  # at every point
 
@@ -134,10 +134,11 @@ def _draw_bars(plot):
 
 def _figure(plot, svg, keys, values):
     legend = [element("li", key, element("span", name[:LABELS]), data_run=run) for key, name, run in keys]
+    is_needed = isinstance(plot, Stack | Bars) or len(keys) > 1 or any(run is not None for *_, run in keys)
     return element(
         "figure",
         element("figcaption", element("h3", plot.title), plot.note and element("p", plot.note)),
-        element("ul", legend, class_="legend") if len(keys) > 1 or isinstance(plot, Stack | Bars) else None,
+        element("ul", legend, class_="legend") if is_needed else None,
         svg,
         values and data(values),
     )
