@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 480, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 468, 18, 214  # of the frame
 ALONG = 6  # ticks across
 BAR, ROW = 18, 46  # heights
+MOST_MARKS = 60  # of a curve
 LABELS = 150  # characters of a name
 DIGITS = 5  # of values that are shown when pointed at
 
@@ -25,7 +26,7 @@ class Curve:
     style: Style
     run: int | None = None  # its number among several, which can be hidden
     faint: bool = False  # behind the others
-    marked: bool = False  # at every point
+    marked: bool = False  # at every point, as long as these can be told apart
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ def _curve(curve, points, across, up):
             class_="faint" if curve.faint else "curve",
         )
     ]
-    if curve.marked or sum(y is not None for _, y in known) == 1:
+    count = sum(y is not None for _, y in known)
+    if count == 1 or (curve.marked and count <= MOST_MARKS):
         parts += [mark(curve.style, across(x), up(y)) for x, y in known if y is not None]
     return element("g", parts, data_run=curve.run)
 
