@@ -42,6 +42,7 @@ def tracing(wanted, ranks, folder):
     for communicator in traced.values():
         communicator.recorder = None
     records = gather(wire, tracer.records(), before, ping(wire))
+    wire.close()
     ranks.together(lambda: _write(folder, records, ranks.hosts))
     if ended is not None:
         raise ended

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 480, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 468, 18, 214  # of the frame
 ALONG = 6  # ticks across
 BAR, ROW = 18, 46  # heights
+MOST_MARKS = 60  # of a curve
 LABELS = 150  # characters of a name
 DIGITS = 5  # of values that are shown when pointed at
 
@@ -23,9 +24,9 @@ class Curve:
     name: str
     points: list  # (x, y or None), x ascending
     style: Style
-    run: int | None = None
+    run: int | None = None  # its number among several, which can be hidden
     faint: bool = False  # behind the others
-    marked: bool = False  # at every point
+    marked: bool = False  # at every point, as long as these can be told apart
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,11 @@ def _draw_bars(plot):
 
 def _figure(plot, svg, keys, values):
     legend = [element("li", key, element("span", name[:LABELS]), data_run=run) for key, name, run in keys]
+    is_needed = isinstance(plot, Stack | Bars) or len(keys) > 1 or any(run is not None for *_, run in keys)
     return element(
         "figure",
         element("figcaption", element("h3", plot.title), plot.note and element("p", plot.note)),
-        element("ul", legend, class_="legend") if len(keys) > 1 or isinstance(plot, Stack | Bars) else None,
+        element("ul", legend, class_="legend") if is_needed else None,
         svg,
         values and data(values),
     )
@@ -205,7 +207,8 @@ def _curve(curve, points, across, up):
             class_="faint" if curve.faint else "curve",
         )
     ]
-    if curve.marked or sum(y is not None for _, y in known) == 1:
+    count = sum(y is not None for _, y in known)
+    if count == 1 or (curve.marked and count <= MOST_MARKS):
         parts += [mark(curve.style, across(x), up(y)) for x, y in known if y is not None]
     return element("g", parts, data_run=curve.run)
 

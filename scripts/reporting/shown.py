@@ -16,7 +16,7 @@ class Shown:
     run: Run
     name: str
     style: Style
-    number: int
+    number: int | None  # None: it is alone
 
 
 def shown(runs):
@@ -30,7 +30,8 @@ def shown(runs):
     for name in names:
         seen[name] += 1
         own.append(printable(name) if seen[name] == 1 else f"{printable(name)} ({seen[name]})")
-    return [Shown(run, name, style_of(place), place) for place, (run, name) in enumerate(zip(runs, own, strict=True))]
+    numbers = range(len(runs)) if len(runs) > 1 else [None]
+    return [Shown(*each) for each in zip(runs, own, map(style_of, range(len(runs))), numbers, strict=True)]
 
 
 def unit_of(most):
