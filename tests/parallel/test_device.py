@@ -16,11 +16,12 @@ pytestmark = pytest.mark.skipif(not pretend_device.ATTACHABLE, reason="this torc
 
 RANKS = (1, 2, 3)
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
-CASES = [*NAMES, "oktopk, reuse", "oktopk, momentum", "oktopk, nesterov"]
+GAPS = ["oktopk, gaps", "gtopk, gaps16", "oktopk, gaps16"]
+CASES = [*NAMES, "oktopk, reuse", "oktopk, momentum", "oktopk, nesterov", *GAPS]
 
 # Buffers of the gradient's size that a step may read and write.
 MOST_BUFFERS = dict.fromkeys(CASES, 13.5)
-MOST_BUFFERS |= {"none": 5.01, "oktopk": 11.5, "oktopk, momentum": 19, "oktopk, nesterov": 20}
+MOST_BUFFERS |= {"none": 5.01, "oktopk": 11.5, "gtopk, gaps16": 15.5, "oktopk, momentum": 19, "oktopk, nesterov": 20}
 MOST_LAUNCHES_OF_OKTOPK, MOST_SYNCHRONISATIONS_OF_OKTOPK = 55, 12
 
 MOMENTUM_LAUNCHES = 3  # the velocity's decay, what is added to it, its copy to the gradient

@@ -29,6 +29,9 @@ CASES = {
     "oktopk, reuse": ("oktopk", {"threshold": "reuse"}),
     "oktopk, momentum": ("oktopk", {"momentum": 0.9}),
     "oktopk, nesterov": ("oktopk", {"momentum": 0.9, "nesterov": True}),
+    "oktopk, gaps": ("oktopk", {"wire": "gaps"}),
+    "gtopk, gaps16": ("gtopk", {"wire": "gaps16"}),
+    "oktopk, gaps16": ("oktopk", {"wire": "gaps16"}),
     "none, momentum": ("none", {"momentum": 0.9}),
 }
 KINDS = ("normal", "layered", "few_nonzeros", "one_region", "extremes", "ties_and_cancellation", "sudden")
