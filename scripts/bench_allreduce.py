@@ -255,7 +255,7 @@ def parse_arguments():
 def main():
     ranks = connect(transport_of(sys.argv[1:]))
     options, settings = ranks.from_first(parse_arguments)
-    comm = ranks.new_communicator()
+    comm = ranks.new_communicator("reduction")
     ops_for("cpu")  # what it loads is not to count as a contender's memory
     gradients = make_gradients(options, comm.rank)
     contenders = [peak_buffers(lambda: DenseAtItsBest(options, comm), gradients[0])]
