@@ -91,12 +91,15 @@ def test_what_a_comparison_sets_itself_is_refused(tmp_path):
 def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
     words = ["--compressors", "dense", "--epochs", 500, "--out", tmp_path, "--", "--data-dir", corpus, *SMALL]
     command = [sys.executable, PROGRAM, *map(str, words)]
-    comparison = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    comparison = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = tmp_path / "dense-seed0-500epochs.unfinished" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-    comparison.send_signal(how)
-    assert comparison.wait(timeout=60) == {signal.SIGTERM: 143, signal.SIGINT: 130}.get(how, -how)
-    wait_until(lambda: not running(tmp_path))
+    try:
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        comparison.send_signal(how)
+        assert comparison.wait(timeout=60) == {signal.SIGTERM: 143, signal.SIGINT: 130}.get(how, -how)
+        wait_until(lambda: not running(tmp_path))
+    finally:
+        comparison.kill()
 
 
 def running(folder):

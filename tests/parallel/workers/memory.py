@@ -26,7 +26,9 @@ def main():
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         limit = used + int(float(sys.argv[1]) * 4 * ELEMENTS)
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    averager = GradientAverager([("p", parameter)], "oktopk", Settings(warmup_iters=0), ranks.new_communicator("reduction"))
+    averager = GradientAverager(
+        [("p", parameter)], "oktopk", Settings(warmup_iters=0), ranks.new_communicator("reduction")
+    )
     averager.average()
     sys.stdout.write("through\n")
 
