@@ -21,7 +21,7 @@ import torch
 
 from compare_compressors import draw as draw_comparison
 from compare_compressors import options_of, read_outcome
-from corpora import make_corpus, tone
+from corpora import tone
 from corpus.archive import An4Archive
 from corpus.layout import Corpus, Utterance
 from fix_manifest import pairs_of_folder, pairs_of_manifest, write_manifest
@@ -156,10 +156,15 @@ def index():
 
 
 def read_manifest(folder, content):
-    make_corpus(folder, train=2, val=1)
-    manifest = folder / "an4_train_manifest.csv"
-    manifest.write_bytes(content)
-    read_batch(load_manifest(manifest), [0])
+    put_utterances(folder)
+    (folder / "manifest.csv").write_bytes(content)
+    read_batch(load_manifest(folder / "manifest.csv"), [0])
+
+
+def put_utterances(folder):
+    for name in ("a", "b"):
+        (folder / f"{name}.wav").write_bytes(sound())
+        (folder / f"{name}.txt").write_text(name)
 
 
 def read_transcript(folder, content):
@@ -195,6 +200,7 @@ def read_text(folder, content):
     load_ptb(folder)
 
 
+@cache
 def sound(form="WAV", subtype=None, rate=16_000, channels=1):
     whole = io.BytesIO()
     samples = np.stack([tone(0.06, rate=rate)] * channels, axis=1)
@@ -213,7 +219,7 @@ def sounds():
 
 
 def fix(folder, content):
-    make_corpus(folder, train=2, val=1)
+    put_utterances(folder)
     manifest = folder / "theirs.csv"
     manifest.write_bytes(content)
     pairs, _ = pairs_of_manifest(manifest, folder)
@@ -313,7 +319,7 @@ TARGETS = {
     "checkpoint": Target(read_checkpoint, lambda: [index()]),
     "manifest": Target(
         read_manifest,
-        lambda: [b"train00.wav,train00.txt\n", b'"train00.wav", "train01.txt"\r\n', b"gone.wav,a\n", "é,ü".encode()],
+        lambda: [b"a.wav,a.txt\n", b'"a.wav", "b.txt"\r\n', b"gone.wav,a\n", "é,ü".encode()],
     ),
     "transcript": Target(read_transcript, lambda: [b"YES\n", "\ufeffIT'S".encode(), b"no  it\tis 4"]),
     "sound": Target(read_sound, sounds),
@@ -321,9 +327,9 @@ TARGETS = {
     "fix": Target(
         fix,
         lambda: [
-            b"/x/train00.wav,/y/train00.txt\n",
-            rb"C:\x\train01.wav,train00.txt",
-            b'"/a/train00.wav","train01.txt"',
+            b"/x/a.wav,/y/a.txt\n",
+            rb"C:\x\b.wav,a.txt",
+            b'"/a/a.wav","b.txt"',
         ],
     ),
     "names": Target(fix_names, lambda: [b"a\nb,c\nUP\n", b'a"b\n d \n', "é\u2028\n\xff".encode()]),
