@@ -50,7 +50,6 @@ class ProcessGroupCommunicator(Communicator):
             return ProcessGroupCommunicator(self._group)
 
     def close(self):
-        super().close()
         if self._group is not None:
             _spare_groups().setdefault(tuple(self._members), []).append(self._group)
             _lent.forget(tuple(self._members), self._group)
