@@ -36,7 +36,7 @@ SECONDS_TO_END = 10.0  # for the transport's own way, before this process just e
 SECONDS_TO_SPEAK = 0.3  # that ranks which fail at once wait for each other
 LONGEST = 4096  # bytes of a message
 LONGEST_SENTENCE = 3000
-MOST_EARLY = 100  # communicators that other ranks were quicker to make
+MOST_EARLY = MOST_PAST = 100  # communicators that others were quicker to make, or that are no more
 RECORD = 512  # bytes in which a rank says where it listens
 ERRORS_TOO = 11  # Linux' IP_RECVERR: to hear of it when nobody listens any more
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -87,6 +87,7 @@ class Watchdog:
             here = members[communicator.rank].host
             near = [each._replace(address="127.0.0.1") if each.host == here else each for each in members]
             self._members[ranks] = near
+        self._forget_the_past()
         digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:8]
         self._made[digest] += 1
         post = Post((digest, self._made[digest]), communicator, self._members[ranks])
@@ -98,9 +99,11 @@ class Watchdog:
                 self._send(post, rank, "ask", post.place())
         return self
 
-    def remove(self, communicator):
-        """It was closed, on all ranks. Of one that was only dropped, others may still ask."""
-        self._posts.pop(self._post_of(communicator).name)
+    def _forget_the_past(self):
+        """Of communicators that are no more here, others may still ask: not of old ones."""
+        past = [name for name, post in self._posts.items() if post.communicator() is None]
+        for name in past[:-MOST_PAST]:
+            del self._posts[name]
 
     def run(self):
         """The thread."""

@@ -22,6 +22,7 @@ from corpora import SMALL, make_corpus
 
 LIMIT = 6  # seconds, of the watchdog
 SECONDS = 180  # until a job counts as hanging
+SECONDS_TO_END = 10  # that processes may take longer than their launcher
 VARIABLE = "OKTOPK_JOB_OF_TESTS"
 FAULTS = ("raises", "leaves", "is killed", "is stopped")
 MOMENTS = (
@@ -81,9 +82,9 @@ def run(fault, moment, transport, corpus, folder, ranks=3, **variables):
         if fault in FROM_OUTSIDE:
             FROM_OUTSIDE[fault](job, data)
         status = _end_of(job, key)
-        seconds = time.monotonic() - began
-        orphans = _processes_of(key)
-        _kill(orphans)
+    orphans = _left_of(key)
+    seconds = time.monotonic() - began
+    _kill(orphans)
     log, saved = folder / "run" / "train.log", (folder / "run" / "checkpoints").glob("step-*/whole.json")
     lines = log.read_text().splitlines() if log.exists() else []
     return End(seconds, status, (folder / "stderr").read_text(), lines, len(list(saved)), orphans)
@@ -103,6 +104,14 @@ def _end_of(job, key):
     except subprocess.TimeoutExpired:
         _kill(_processes_of(key))
         return job.wait()
+
+
+def _left_of(key):
+    """Its processes that do not end with the launcher."""
+    until = time.monotonic() + SECONDS_TO_END
+    while (left := _processes_of(key)) and time.monotonic() < until:
+        Event().wait(0.1)
+    return left
 
 
 def _processes_of(key):

@@ -81,9 +81,7 @@ def test_the_same_over_torch_distributed(fault):
     done = run_torch_ranks(3, WORKERS / "faults.py", fault, seconds=SECONDS_TO_END)
     assert done.returncode != 0
     assert "through" not in done.stdout
-    cause = {"thread": "no attribute 'choose'", "main": "rank one's own trouble", "killed": "another rank is gone"}[
-        fault
-    ]
+    cause = {"thread": "no attribute 'choose'", "main": "rank one's own trouble", "killed": "rank 1 is gone"}[fault]
     assert cause in done.stderr
     if fault != "killed":
         assert "the reducer failed: rank 1: " in done.stderr, "the other ranks say whose fault it was"

@@ -218,13 +218,6 @@ def test_a_user_error_of_one_rank_in_training_ends_all(corpus, tmp_path):
     ended(done, "on rank 1", "a recording has gone")
 
 
-def test_any_other_error_of_one_rank_ends_all_and_is_said_once(corpus, tmp_path):
-    arguments = arguments_for(corpus, tmp_path / "run", "--batch-size", "2")
-    done = run_ranks(2, WORKERS / "training.py", "error", *arguments, seconds=SECONDS)
-    assert done.returncode != 0
-    assert done.stderr.count("rank 1: Traceback") == done.stderr.count("rank one's own trouble\n") == 1
-
-
 def test_one_ranks_nan_skips_the_step_on_all(corpus, tmp_path):
     arguments = arguments_for(corpus, tmp_path / "run", "--batch-size", "2", "--max-epochs", "1")
     assert findings_of(2, "training.py", "nan", *arguments)["same"]

@@ -59,7 +59,6 @@ class MPICommunicator(Communicator):
 
     def close(self):
         """Give the communicator back: MPI has two thousand or so."""
-        super().close()
         _lent.forget(self._members, self._comm)
         self._comm.Free()
 

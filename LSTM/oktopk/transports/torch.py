@@ -55,7 +55,6 @@ class ProcessGroupCommunicator(Communicator):
         return None if mine is None else ProcessGroupCommunicator(self._group, mine)
 
     def close(self):
-        super().close()
         if self._group is not None:
             _spare_groups().setdefault(tuple(self._members), []).append(self._group)
             _lent.forget(tuple(self._members), self._group)
