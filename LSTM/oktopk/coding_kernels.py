@@ -9,7 +9,7 @@ from numba import float32, int32, njit, uint8, uint32, uint64, void
 
 from . import entries
 from .coding import FAR, FARTHER, FROM_HERE_FARTHER, LOW_BITS, WORD, WORDS
-from .kernels import _compiled as compiled
+from .kernels import compiled
 
 octets, ints, floats, places = uint8[::1], int32[::1], float32[::1], uint64[::1]
 ONE, BYTE = uint64(1), uint32(8)  # bits

@@ -25,7 +25,7 @@ BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, ins
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
 
 
-def _compiled(signature, **options):
+def compiled(signature, **options):
     """Decorate a kernel: compiled for the machine and cached; where nothing can be cached, compiled by each process."""
 
     def compile_now(kernel):
@@ -102,7 +102,7 @@ def _group_at_least(address, left, bound):
     return mask
 
 
-@_compiled(int64(floats, floats, int32, ints, floats))
+@compiled(int64(floats, floats, int32, ints, floats))
 def accumulate(residual, gradient, bound, indices, values):
     """residual += gradient; gradient = 0; on the way collect what then reaches `bound`.
 
@@ -129,7 +129,7 @@ def accumulate(residual, gradient, bound, indices, values):
     return count if room >= 0 else -1
 
 
-@_compiled(int64(floats, int32))
+@compiled(int64(floats, int32))
 def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""
     count, address = 0, array.ctypes.data
@@ -138,7 +138,7 @@ def count_at_least(array, bound):
     return count
 
 
-@_compiled(void(floats, int32, ints, floats))
+@compiled(void(floats, int32, ints, floats))
 def collect_at_least(array, bound, indices, values):
     """Write the entries whose magnitudes reach `bound`, in order, into arrays that have room for all of them."""
     count, address = 0, array.ctypes.data
@@ -152,7 +152,7 @@ def collect_at_least(array, bound, indices, values):
             mask &= mask - uint64(1)
 
 
-@_compiled(int64(ints, floats, int32, int64, ints, floats))
+@compiled(int64(ints, floats, int32, int64, ints, floats))
 def keep(indices, values, bound, ties, kept_indices, kept_values):
     """Copy the entries above `bound` and the first `ties` of those equal to it; returns how many that are."""
     count, address = 0, values.ctypes.data
@@ -174,7 +174,7 @@ def keep(indices, values, bound, ties, kept_indices, kept_values):
     return count
 
 
-@_compiled(void(floats, int32, int32, int32, counts))
+@compiled(void(floats, int32, int32, int32, counts))
 def histogram(values, shift, width, prefix, counts):
     """Count the magnitudes that start with `prefix` by their next `width` bits, which end above bit `shift`."""
     bits = values.view(np.int32)
@@ -197,7 +197,7 @@ def histogram(values, shift, width, prefix, counts):
         counts[i] += a[i] + b[i] + c[i]
 
 
-@_compiled(int64(ints, floats, counts, int64, int64, ints, floats))
+@compiled(int64(ints, floats, counts, int64, int64, ints, floats))
 def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     """Add up sorted lists (list p is starts[p]:starts[p+1]) over the region low:high, list after list.
 
@@ -233,7 +233,7 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     return count
 
 
-@_compiled(int64(ints, floats, ints, ints, floats))
+@compiled(int64(ints, floats, ints, ints, floats))
 def common(indices, values, others, both, both_values):
     """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more.
 
@@ -260,7 +260,7 @@ def common(indices, values, others, both, both_values):
     return count
 
 
-@_compiled(int64(ints, floats, ints, floats, ints, floats))
+@compiled(int64(ints, floats, ints, floats, ints, floats))
 def differences(indices, values, others, other_values, lost, lost_values):
     """What the second list lacks of the first, which holds all its indices; returns how many entries that are."""
     j = count = 0
@@ -276,26 +276,26 @@ def differences(indices, values, others, other_values, lost, lost_values):
     return count
 
 
-@_compiled(void(floats, ints, floats))
+@compiled(void(floats, ints, floats))
 def put(array, indices, values):
     for j in range(indices.size):
         array[indices[j]] = values[j]
 
 
-@_compiled(void(floats, ints, floats, float32))
+@compiled(void(floats, ints, floats, float32))
 def add(array, indices, values, factor):
     for j in range(indices.size):
         array[indices[j]] += factor * values[j]
 
 
-@_compiled(void(floats, ints, floats))
+@compiled(void(floats, ints, floats))
 def clear(array, indices, values):
     for j in range(indices.size):
         if values[j] != 0:
             array[indices[j]] = 0
 
 
-@_compiled(types.UniTuple(float64, 2)(floats), fastmath={"reassoc", "contract"})
+@compiled(types.UniTuple(float64, 2)(floats), fastmath={"reassoc", "contract"})
 def moments(array):
     """The sum and the sum of squares, in float64: neither overflows, and they are finite only if every element is."""
     total, squares = 0.0, 0.0
