@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from itertools import zip_longest
 
 from oktopk import starting, watchdog
 from oktopk.launchers import LostRanks, launched_ranks, rendezvous_is_known
@@ -68,9 +69,9 @@ def _start_mpi():
 def _given(option):
     """The command line's last word for an option, before there is anything to read it with."""
     given, words = None, sys.argv[1:]
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip_longest(words, words[1:]):
         name, equals, value = word.partition("=")
-        if name == option:
+        if name.replace("_", "-") == option:
             given = value if equals else following
     return given
 

@@ -1,6 +1,7 @@
 """Reading runs: what is taken from them, and what is refused."""
 
 import os
+import re
 
 import pytest
 
@@ -37,12 +38,20 @@ def test_a_record_without_what_is_drawn_is_refused(record, tmp_path):
         read_metrics(run)
 
 
-@pytest.mark.parametrize("line", [b"[" * 100_000 + b"\n", b'"\xff"\n', b"\n"], ids=["deep", "no text", "empty"])
-def test_a_line_that_is_no_json_is_refused(line, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[" * 100_000 + b"\n", ":2: this line is not a metrics record"),
+        (b"\n", ":2: this line is not a metrics record"),
+        (b'"\xff"\n', ": the file cannot be read (it is not UTF-8 text"),
+    ],
+    ids=["deep", "empty", "no text"],
+)
+def test_a_line_that_is_no_json_is_refused(line, reason, tmp_path):
     run = write(tmp_path / "run", [iteration(0)])
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(line)
-    with pytest.raises(UserError, match=r"metrics\.jsonl:2: this line is not a metrics record"):
+    with pytest.raises(UserError, match=re.escape(f"metrics.jsonl{reason}")):
         read_metrics(run)
 
 
