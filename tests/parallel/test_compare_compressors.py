@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def test_what_a_comparison_sets_itself_is_refused(tmp_path):
 def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
     words = ["--compressors", "dense", "--epochs", 500, "--out", tmp_path, "--", "--data-dir", corpus, *SMALL]
     command = [sys.executable, PROGRAM, *map(str, words)]
-    comparison = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with heard(how):
+        comparison = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = tmp_path / "dense-seed0-500epochs.unfinished" / "metrics.jsonl"
     try:
         wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
@@ -100,6 +102,15 @@ def test_a_comparison_that_is_ended_ends_its_run(how, corpus, tmp_path):
         wait_until(lambda: not running(tmp_path))
     finally:
         comparison.kill()
+
+
+@contextmanager
+def heard(number):
+    """Whoever started the tests (nohup, a shell's background) may have told all that they start not to heed it."""
+    before = None if number == signal.SIGKILL else signal.signal(number, signal.default_int_handler)
+    yield
+    if before is not None:
+        signal.signal(number, before)
 
 
 def running(folder):
