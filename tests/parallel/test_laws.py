@@ -12,7 +12,8 @@ from ranks import RANKS, TORCH_RANKS, WORKERS, findings_of, run_ranks, run_torch
 from oktopk import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
-CASES_EACH = 40  # nasty kinds, sizes, events, rounding, nodes and the long run: with fewer, nothing has been shown
+CASES_EACH = 28  # nasty kinds, sizes, events and the long run: a worker that ran fewer has not shown anything
+MORE_CASES = dict.fromkeys((1, 2, 3, 5), 10)  # of wires that round, and of nodes of several ranks
 FEW_CASES_EACH = 7
 SECONDS_TO_END = 60
 LAUNCHERS = pytest.mark.parametrize("launch", [run_ranks, run_torch_ranks])
@@ -37,7 +38,7 @@ def assert_laws_hold(found, name, at_least):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_laws_hold_on_nasty_gradients(name, ranks):
-    assert_laws_hold(findings(ranks), name, CASES_EACH)
+    assert_laws_hold(findings(ranks), name, CASES_EACH + MORE_CASES.get(ranks, 0))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
