@@ -61,6 +61,7 @@ def test_a_wait_below_the_limit_ends_nothing_and_one_that_has_no_end_does():
         rf"error: {re.escape(LEFT)} while others wait in allreduce \d+: give all ranks the same number of steps",
     ]
     said = [line for line in done.stderr.splitlines() if re.match("warning: |error: ", line)]
+    said = [line for line in said if "to the start of" not in line]  # a busy machine starts ranks far apart
     assert len(said) == len(patterns), done.stderr
     assert all(re.fullmatch(*pair) for pair in zip(patterns, said, strict=True)), said
 
