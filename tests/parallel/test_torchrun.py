@@ -15,8 +15,12 @@ CASES = (
 
 
 @cache
+def findings():
+    return findings_of(3, "hooks.py", *CASES, launch=run_torch_ranks)
+
+
 def found(case):
-    return findings_of(3, "hooks.py", *CASES, launch=run_torch_ranks)[case]
+    return findings()[case]
 
 
 def test_at_density_1_the_hook_gives_the_mean_of_ddp():
