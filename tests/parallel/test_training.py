@@ -151,7 +151,7 @@ OF_BITS = ("loss", "lr", "grad_norm", *ONLY_SPARSE, "bytes_sent", "bytes_receive
 
 def test_torchrun_trains_to_the_bits_of_mpi_and_needs_none(corpus, tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise SystemExit('mpi4py was imported')\n")
-    more = ("--max-epochs", "2", "--compression", "--compressor", "oktopk", "--warmup-iters", "0")
+    more = ("--max-epochs", "2", "--compression", "--compressor", "oktopk", "--warmup-iters", "0", "--wire", "gaps")
     by_mpi = train(2, corpus, tmp_path / "mpi", *more)
     assert by_mpi.returncode == 0, by_mpi.stderr
     arguments = arguments_for(corpus, tmp_path / "torch", *more)
