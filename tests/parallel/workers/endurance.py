@@ -17,7 +17,7 @@ from oktopk import DistributedOptimizer, connect
 from oktopk.launchers import rendezvous_is_known
 
 FIRST = 20  # steps, of which some are dense
-SETTLED = 4  # the part of the steps, or of the reducers, after which memory must be flat: one in so many
+SETTLED = 2  # the part of the steps, or of the reducers, after which memory must be flat: one in so many
 
 
 class Heap(ctypes.Structure):
