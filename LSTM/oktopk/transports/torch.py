@@ -25,15 +25,13 @@ _THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memo
 class ProcessGroupCommunicator(Communicator):
     """Over a group of its own with the ranks of `group`. All that is not summed travels as bytes, in uneven parts."""
 
-    def __init__(self, group, ranks=None):
-        """All ranks of the group, or those of them with these numbers in it."""
+    def __init__(self, group):
         by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-        members = dist.get_process_group_ranks(group)
-        self._members = members if ranks is None else [members[rank] for rank in ranks]
+        self._members = dist.get_process_group_ranks(group)
         self._group = _own_group(group, tuple(self._members), by_device)
         _open.add(self)
         _lent.note(tuple(self._members), self._group, self)
-        super().__init__(self._members.index(dist.get_rank()), len(self._members))
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
             self._direct.remove("cpu")
@@ -52,7 +50,7 @@ class ProcessGroupCommunicator(Communicator):
             return ProcessGroupCommunicator(self._group)
 
     def _part(self, groups, mine):
-        return None if mine is None else ProcessGroupCommunicator(self._group, mine)
+        raise ValueError("hierarchical reductions go over MPI alone: start the ranks by mpiexec, or leave that out")
 
     def close(self):
         if self._group is not None:
@@ -142,7 +140,7 @@ def _time_limit(group, device):
 
 def _own_group(group, members, by_device):
     spare = _spare_groups().setdefault(members, [])
-    if not spare and list(members) == dist.get_process_group_ranks(group):  # all of its ranks are here
+    if not spare:
         spare.extend(_lent.unused(members, lambda value: _everyones(value, group)))
     if spare:
         return spare.pop(spare.index(min(spare, key=_made.index)))  # ranks may have given them back in another order

@@ -150,7 +150,6 @@ def few_cases():
         yield name, over("separate", Case("normal", 3, 1.0, iterations=2)), CpuOps
         yield name, over("gaps", Case("one_rank_zero", 1000, iterations=3)), CpuOps
         yield name, over("joined", Case("one_region", 1000, iterations=3)), TorchOps
-        yield name, over("gaps", Case("layered", 1000, iterations=3, settings=NODES)), CpuOps
         yield (
             name,
             over("gaps16", Case("moving", 1000, iterations=4, event="resume", settings={"momentum": 0.9})),
