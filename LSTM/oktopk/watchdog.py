@@ -33,6 +33,7 @@ USUAL_LIMIT = 300.0  # seconds
 SLOWEST_PACE = 1.0  # seconds from one look to the next
 SILENCE = 2.0  # seconds without an answer, after which a rank does not answer
 SECONDS_TO_END = 10.0  # for the transport's own way, before this process just ends
+SECONDS_TO_LEAVE = 2.0  # for the thread, when the process ends
 SECONDS_TO_SPEAK = 0.3  # that ranks which fail at once wait for each other
 LONGEST = 4096  # bytes of a message
 LONGEST_SENTENCE = 3000
@@ -66,6 +67,7 @@ class Watchdog:
         self._socket.bind(("", 0))
         with suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_IP, ERRORS_TOO, 1)
+        self.thread = threading.Thread(target=self.run, name="oktopk watchdog", daemon=True)
 
     @property
     def pace(self):
@@ -125,6 +127,9 @@ class Watchdog:
         if getattr(sys, "last_value", None) is None:  # or it has another cause, and says that
             for post in list(self._posts.values()):
                 self._send_all(post, "place", post.look().place(left=True))
+        with suppress(OSError):
+            self._socket.sendto(b"", ("127.0.0.1", self._socket.getsockname()[1]))  # which wakes the thread
+        self.thread.join(SECONDS_TO_LEAVE)
         self._socket.close()
 
     # Messages.
@@ -145,7 +150,7 @@ class Watchdog:
     def _listen(self, seconds):
         until = time.monotonic() + seconds
         with suppress(OSError, ValueError):  # it was closed
-            while select.select([self._socket], [], [], max(0.0, until - time.monotonic()))[0]:
+            while select.select([self._socket], [], [], max(0.0, until - time.monotonic()))[0] and not self._ended:
                 try:
                     message, address = self._socket.recvfrom(LONGEST, socket.MSG_DONTWAIT)
                 except (ConnectionError, BlockingIOError):
@@ -333,7 +338,7 @@ def record(rank):
     global _watchdog
     if _watchdog is None and limit():
         _watchdog = Watchdog(limit())
-        threading.Thread(target=_watchdog.run, name="oktopk watchdog", daemon=True).start()
+        _watchdog.thread.start()
         atexit.register(_watchdog.leave)
     member = _watchdog.member(rank) if _watchdog else Member(rank, socket.gethostname())
     return json.dumps(member).encode().ljust(RECORD)

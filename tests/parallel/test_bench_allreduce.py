@@ -29,10 +29,23 @@ def test_the_yardstick_is_the_allreduce_of_the_transport(launch, name, library, 
     assert oktopk["selected_local_per_k"] == [1, 1]
 
 
-def test_torchrun_needs_no_mpi(tmp_path):
+AT_THE_VERY_END = """
+import atexit, glob
+
+def names():
+    return [open(name).read().strip() for name in glob.glob("/proc/self/task/*/comm")]
+
+atexit.register(lambda: print("threads:", *names()))
+"""
+
+
+def test_torchrun_needs_no_mpi_and_no_thread_outlives_the_program(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise SystemExit('mpi4py was imported')\n")
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_VERY_END)
     done = run_torch_ranks(2, BENCH, *TINY, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("threads:") == 3  # the launcher's own too
+    assert "gloo" not in done.stdout.split("threads:", 1)[1], "which aborts the interpreter now and then"
 
 
 def test_a_transport_that_there_is_none_of_is_one_sentence():

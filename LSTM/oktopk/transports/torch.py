@@ -161,11 +161,13 @@ def _everyones(value, group):
 @atexit.register
 def _take_down():
     """Groups that live on while the interpreter takes itself apart abort it now and then ("terminate called")."""
+    global _spare_in, _lent
     if not dist.is_available():
         return
     ours = [] if dist.group.WORLD is not _spare_in else _made[:]
     _spare.clear()
     _made.clear()
+    _spare_in, _lent = None, Lent()  # what holds a group holds its threads
     for communicator in _open:
         communicator._group = None
     if not dist.is_initialized():
