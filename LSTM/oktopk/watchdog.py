@@ -67,7 +67,11 @@ class Watchdog:
         self._socket.bind(("", 0))
         with suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_IP, ERRORS_TOO, 1)
-        self.thread = threading.Thread(target=self.run, name="oktopk watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="oktopk watchdog", daemon=True)
+
+    def start(self):
+        self._thread.start()
+        return self
 
     @property
     def pace(self):
@@ -107,7 +111,7 @@ class Watchdog:
         for name in past[:-MOST_PAST]:
             del self._posts[name]
 
-    def run(self):
+    def _run(self):
         """The thread."""
         before = time.monotonic()
         while not self._ended:
@@ -129,7 +133,7 @@ class Watchdog:
                 self._send_all(post, "place", post.look().place(left=True))
         with suppress(OSError):
             self._socket.sendto(b"", ("127.0.0.1", self._socket.getsockname()[1]))  # which wakes the thread
-        self.thread.join(SECONDS_TO_LEAVE)
+        self._thread.join(SECONDS_TO_LEAVE)
         self._socket.close()
 
     # Messages.
@@ -337,8 +341,7 @@ def record(rank):
     """Bytes, as many on all ranks, that say where the watchdog of this one is to be found."""
     global _watchdog
     if _watchdog is None and limit():
-        _watchdog = Watchdog(limit())
-        _watchdog.thread.start()
+        _watchdog = Watchdog(limit()).start()
         atexit.register(_watchdog.leave)
     member = _watchdog.member(rank) if _watchdog else Member(rank, socket.gethostname())
     return json.dumps(member).encode().ljust(RECORD)

@@ -146,7 +146,7 @@ def watched(monkeypatch):
             places = [dog.member(rank) for rank, dog in enumerate(dogs)]
             for dog, communicator in zip(dogs, communicators, strict=True):
                 dog.add(communicator, places)
-                threading.Thread(target=dog.run, daemon=True).start()
+                dog.start()
                 stack.callback(dog.leave)
             return dogs
 
@@ -197,7 +197,7 @@ def test_a_rank_that_has_gone_is_told_from_a_wall_that_lets_nobody_through(watch
     dogs[1]._socket.close()
     wall, lonely = Waiting(0, 1, "allreduce"), Watchdog(60.0)
     lonely.add(wall, [lonely.member(0), Member(1, "elsewhere", "", "127.0.0.1", port)])
-    threading.Thread(target=lonely.run, daemon=True).start()
+    lonely.start()
     ranks[0].at = At(1, "allreduce")
     assert ranks[0].aborted.wait(SECONDS)
     assert "rank 1 is gone (its process ended without a word) while others wait in allreduce 1" in ranks[0].told[0]
