@@ -23,13 +23,16 @@ import torch
 
 from distributed_optimizer import DistributedOptimizer, compressors
 from dl_trainer import DLTrainer
+from oktopk import GradientAverager
+from oktopk.auto import fastest
 from oktopk.watchdog import set_limit
+from oktopk.wire import AUTO
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
-from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of
+from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of, with_choice_of
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
 from oktopk_training.saved_models import save_model
@@ -59,14 +62,17 @@ def run(ranks, arguments):
         trainer = ranks.together(lambda: DLTrainer(options, ranks.rank, ranks.size, ranks.add_up))
         stack.enter_context(closing(trainer))
         ranks.insist_on_the_same("training or validation data", trainer.task.fingerprint)
-        plan = reports.plan(trainer.steps_per_epoch, options)
         options = replace(options, run_dir=folder)
         keeper = stack.enter_context(closing(Keeper(folder, options, ranks)))
         found = keeper.find(start.step) if start.resumes else None
+        options, reason = settle(options, trainer, ranks, found)
+        plan = reports.plan(trainer.steps_per_epoch, options)
         changes = ranks.together(lambda: found and check_found(found, trainer, options, ranks.size))
         run_log = ranks.together(lambda: open_log(trainer, options, plan, ranks, found, start.resumes))
         signals = stack.enter_context(Signals())
         run = stack.enter_context(run_log)
+        if reason:
+            log.info("--compressor %s: %s", AUTO, reason)
         train(Job(trainer, options, ranks, run, keeper, signals), plan, found, changes)
 
 
@@ -92,6 +98,23 @@ def own_device(device, ranks):
         return f"cuda:{index}"
 
     return ranks.together(choose)
+
+
+def settle(options, trainer, ranks, found):
+    """The options with what --compressor auto stands for, and why; a run that goes on keeps what it has begun with."""
+    if not options.compression or options.compressor != AUTO:
+        return options, None
+    if found is not None:
+        return with_choice_of(found, options), "as in the run that goes on"
+    parameters = list(trainer.net.named_parameters())
+    communicator = ranks.new_communicator("probing")
+
+    def make(compression, settings):
+        return GradientAverager(parameters, compression, settings, communicator)
+
+    names = [name for name, _ in parameters]
+    choice = fastest(make, names, options.settings, communicator, options.torch_device)
+    return replace(options, compressor=choice.compression, settings=choice.settings), choice.reason
 
 
 def open_log(trainer, options, plan, ranks, found, resumes):
@@ -133,7 +156,7 @@ def train(job, plan, found, changes):
     ranks.share_model(trainer.net)
     job.optimizer = distribute(trainer, options, ranks)
     job.progress = progress = Progress(reports.Summary(trainer.task.figures))
-    job.keeper.watch(trainer, job.optimizer, progress, run, job.signals)
+    job.keeper.watch(options, trainer, job.optimizer, progress, run, job.signals)
     if found is not None:
         go_on(job, found, changes)
     with tracing(options.trace, ranks, options.run_dir) as job.tracer:

@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 import torch
 
 from .agreement import insist_on_the_same_settings, warn_of_other_parameters
+from .auto import fastest
 from .buffers import check_parameters, merge
 from .communicator import Communicator
 from .devices import Stopwatch, unsorted_scatters
@@ -23,15 +24,17 @@ from .launchers import LostRanks, ranks_that_are_not_seen
 from .memory import enough_for
 from .nodes import NodeReducer, Nodes
 from .reducer import Reducer
-from .registry import Settings, compressors, find_compressor
+from .registry import FASTEST, Settings, compressors, find_compressor
 from .report import Report
 from .shares import PLACE, insist_on_the_place
 from .transports import connect, over
+from .wire import AUTO
 
 log = logging.getLogger("oktopk.reducer")
 
 MAX_SKIPS_IN_A_ROW = 10
 BUFFERS = "the reducer's buffers"
+CHOICE = "choice"  # the key of a state that has one
 FLOAT32_LIMIT = torch.finfo(torch.float32).max
 
 
@@ -43,20 +46,19 @@ class GradientAverager:
     """`communicator` is one of ours, an mpi4py one, a process group, or None for all ranks that were started."""
 
     def __init__(self, named_parameters, compression="oktopk", settings=None, communicator=None):
-        self.settings, self.compressor = settings or Settings(), find_compressor(compression)
+        self.compressor, self.settings = find_compressor(compression), settings or Settings()
         trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         check_parameters(trainable)
         self._unchecked = [parameter for _, parameter in trainable]
         self._owns_communicator = not isinstance(communicator, Communicator)
         self.communicator = _communicator(communicator)
-        sparse, dense = _split(trainable, self.settings)
-        self._nodes = Nodes(self.communicator, self.settings.ranks_per_node) if self.settings.hierarchical else None
+        shapes = [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in trainable]
+        insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
+        self.choice = self._choose(trainable) if self.compressor is FASTEST else None
         with enough_for(BUFFERS):
-            self._reducers = [
-                self._reducer(merged, kind)
-                for kind, group in ((self.compressor, sparse), (compressors["none"], dense))
-                for merged in merge(group, self.settings.merge_size)
-            ]
+            groups = [merge(group, self.settings.merge_size) for group in _split(trainable, self.settings)]
+            self._sparse, self._dense = groups
+            self._make_reducers()
         self._merged = [reducer.merged for reducer in self._reducers]
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._dtypes = {name: parameter.dtype for name, parameter in trainable}
@@ -65,8 +67,25 @@ class GradientAverager:
         self.skipped_steps = self._skips_in_a_row = 0
         self._closed = False
         self._said = set()
-        shapes = [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in trainable]
-        insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
+
+    def _choose(self, trainable):
+        def make(compression, settings):
+            return GradientAverager(trainable, compression, settings, self.communicator)
+
+        names, device = [name for name, _ in trainable], trainable[0][1].device
+        choice = fastest(make, names, self.settings, self.communicator, device)
+        if self.rank() == 0:
+            log.info("%s: %s", AUTO, choice.reason)
+        return choice
+
+    def _make_reducers(self):
+        if self.choice is not None:
+            self.compressor, self.settings = find_compressor(self.choice.compression), self.choice.settings
+        self._nodes = Nodes(self.communicator, self.settings.ranks_per_node) if self.settings.hierarchical else None
+        self._reducers = [
+            *(self._reducer(merged, self.compressor) for merged in self._sparse),
+            *(self._reducer(merged, compressors["none"]) for merged in self._dense),
+        ]
 
     def _reducer(self, merged, compressor):
         if self._nodes is None:
@@ -236,11 +255,15 @@ class GradientAverager:
 
     def close(self):
         """On all ranks: gives the communicator back. Whoever averages after that is told so."""
-        if not self._closed and self._nodes is not None:
-            self._nodes.close()
+        if not self._closed:
+            self._close_nodes()
         if not self._closed and self._owns_communicator:
             self.communicator.close()
         self._closed = True
+
+    def _close_nodes(self):
+        if self._nodes is not None:
+            self._nodes.close()
 
     # State.
 
@@ -252,6 +275,7 @@ class GradientAverager:
             "skipped_steps": self.skipped_steps,
             "skips_in_a_row": self._skips_in_a_row,
             PLACE: (self.rank(), self.size()),
+            **({} if self.choice is None else {CHOICE: self.choice.state_dict()}),
         }
 
     def load_state_dict(self, state):
@@ -263,6 +287,10 @@ class GradientAverager:
             raise ValueError("this is no reducer's state: it has no 'parameters'; load what state_dict() gave")
         insist_on_the_place(state, self.rank(), self.size())
         self._check_state(state["parameters"])
+        if self.choice is not None and CHOICE in state:
+            self._close_nodes()
+            self.choice = self.choice.of_state(state[CHOICE])
+            self._make_reducers()
         for reducer in self._reducers:
             reducer.load_parameter_states(state["parameters"])
             reducer.load_compressor_state(state.get("compressors", {}).get(reducer.merged.name))

@@ -65,6 +65,7 @@ class Communicator(abc.ABC):
     """
 
     shares_memory = False  # all ranks have it in common: nothing goes over a network
+    has_parts = True  # `part` works
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size

@@ -22,7 +22,7 @@ class Nodes:
     """Communicators of this rank's node, and between the leaders of all (None where this rank is no leader)."""
 
     def __init__(self, communicator, ranks_per_node=None):
-        nodes = _of_one_size(communicator.size, ranks_per_node) if ranks_per_node else _by_host(communicator)
+        nodes = _of_one_size(communicator.size, ranks_per_node) if ranks_per_node else ranks_by_host(communicator)
         self.size = len(nodes)
         self.inside = communicator.part(nodes)
         self.between = communicator.part([[node[0] for node in nodes]])
@@ -38,7 +38,7 @@ def _of_one_size(size, ranks_per_node):
     return [list(range(first, min(first + ranks_per_node, size))) for first in range(0, size, ranks_per_node)]
 
 
-def _by_host(communicator):
+def ranks_by_host(communicator):
     """The ranks of each host, in the order of their first ones."""
     digest = hashlib.sha256(socket.gethostname().encode()).digest()[:_DIGEST_BYTES]
     nodes = {}

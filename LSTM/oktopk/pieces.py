@@ -7,8 +7,10 @@ from functools import reduce
 import torch
 
 from .averager import GradientAverager, ReducerError
+from .registry import FASTEST
 from .report import Report
 from .shares import PLACE, insist_on_the_place
+from .wire import AUTO
 
 
 class PiecewiseAverager:
@@ -18,6 +20,8 @@ class PiecewiseAverager:
     """
 
     def __init__(self, compressor, settings, communicator):
+        if compressor is FASTEST:
+            raise ValueError(f"{AUTO!r} chooses for a whole model, not for parts of it: name a compressor")
         self.compressor, self.settings, self.communicator = compressor, settings, communicator
         self._averagers = {}  # names of a piece's parameters -> its averager
         self._states = {}  # of parameters that no averager has now

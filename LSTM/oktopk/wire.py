@@ -125,12 +125,16 @@ wires = {"separate": Separate(), "joined": Joined(), "gaps": Gaps(), "gaps16": R
 AUTO = "auto"
 
 
+def lossless(device):
+    """The formats that may pay on this device and keep values whole: the one that packs least first."""
+    return ["separate" if on_cpu(device) else "joined", "gaps"]
+
+
 def wire_for(name, device, shares_memory=False):
     """The format of this name; "auto" is what costs least on this device, and where ranks `shares_memory` or not."""
-    if name == AUTO and on_cpu(device):
-        name = "separate" if shares_memory else "gaps"
-    elif name == AUTO:
-        name = "joined"
+    if name == AUTO:
+        plain, compact = lossless(device)
+        name = compact if on_cpu(device) and not shares_memory else plain
     if name not in wires:
         raise ValueError(f"there is no wire {name!r}; there are {', '.join(wires)}")
     wires[name].get_ready(device)

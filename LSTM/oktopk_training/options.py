@@ -8,7 +8,9 @@ import torch
 
 from oktopk import Settings, compressors, transports
 from oktopk.fields import COUNT, FLAG, INTERVAL, MOST, NATURAL, PATH, POSITIVE, TEXT, choice, option, up_to
+from oktopk.registry import find_compressor
 from oktopk.watchdog import LIMIT
+from oktopk.wire import AUTO
 
 from .command_line import Parser, add_options, hyphenated, offered
 from .errors import UserError
@@ -20,7 +22,7 @@ MOST_UNITS, MOST_LAYERS = 2**16, 100
 MOST_SEED = 2**62  # each rank adds its number
 OF_THE_TASK = ("dataset", "data_dir", "hidden_size", "hidden_layers", "max_grad_norm")  # it has their defaults
 DATASETS = sorted({task.dataset for task in TASKS.values()})
-COMPRESSOR = replace(choice(*compressors), metavar="NAME")
+COMPRESSOR = replace(choice(*compressors, AUTO), metavar="NAME")
 TRANSPORT = choice(transports.AUTO, *transports.names())
 RESUME = replace(TEXT, metavar="auto|PATH")
 DEVICE = choice("auto", "cpu", "cuda")
@@ -54,14 +56,16 @@ class Options:
     nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
     nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")
     compression: bool = option(False, FLAG, "let --compressor choose what is sent; without, everything is")
-    compressor: str = option("oktopk", COMPRESSOR, f"how sparse gradients are reduced: {', '.join(compressors)}")
+    compressor: str = option(
+        "oktopk", COMPRESSOR, f"how gradients are reduced: {', '.join(compressors)}; auto: by what is fastest here"
+    )
     momentum_correction: bool = option(False, FLAG, "accumulate momentum on each rank, before compression")
     settings: Settings = field(default_factory=Settings)
     task: TaskOptions = field(default_factory=TaskOptions)
 
     @property
     def is_sparse(self):
-        return self.compression and compressors[self.compressor].is_sparse
+        return self.compression and find_compressor(self.compressor).is_sparse
 
     @property
     def torch_device(self):

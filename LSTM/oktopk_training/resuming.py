@@ -6,12 +6,13 @@ import re
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 
+from oktopk.auto import VARIED
 from oktopk.checkpoints import WHOLE, CheckpointError, Checkpoints
 from oktopk.optimizer import STATE
 
@@ -137,7 +138,7 @@ class Keeper:
     """Saves and restores everything that the steps to come depend on. All ranks call it alike."""
 
     def __init__(self, folder, options, ranks):
-        self._options, self._ranks, self._communicator = options, ranks, ranks.new_communicator("checkpoints")
+        self._ranks, self._communicator = ranks, ranks.new_communicator("checkpoints")
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, self._communicator, options.keep_checkpoints)
         self._steps, self._seconds = interval_of(options.checkpoint_interval)
         self._last, self._last_time = None, time.monotonic()
@@ -150,8 +151,8 @@ class Keeper:
         except CheckpointError as error:
             raise SharedError(f"{error}; begin anew without --resume, in another folder") from None
 
-    def watch(self, trainer, optimizer, progress, run, signals):
-        self._trainer, self._optimizer, self._progress = trainer, optimizer, progress
+    def watch(self, options, trainer, optimizer, progress, run, signals):
+        self._options, self._trainer, self._optimizer, self._progress = options, trainer, optimizer, progress
         self._run, self._signals = run, signals
 
     def step_is_done(self):
@@ -299,6 +300,16 @@ def check_found(found, trainer, options, size):
             "batch-norm statistics, thresholds and dropout are not those of a run that never ended"
         )
     return lines
+
+
+def with_choice_of(found, options):
+    """The options, with what --compressor auto has chosen where the checkpoint was made."""
+    before = found.common.get("options") if isinstance(found.common, dict) else None
+    try:
+        varied = {name: before[name] for name in VARIED}
+        return replace(options, compressor=before["compressor"], settings=replace(options.settings, **varied))
+    except _OF_STRANGE_CONTENT:
+        raise UserError(f"the checkpoint of step {found.step} does not say which compressor it was made with") from None
 
 
 def _model(dnn, sizes):

@@ -28,6 +28,7 @@ FLOORS = [
     "registry",
     "reducer",
     "nodes",
+    "auto",
     "averager",
     "optimizer pieces testing.gradients testing.laws testing.meeting",
     "hooks testing.bench",
