@@ -35,7 +35,7 @@ CASES = {
     "none, momentum": ("none", {"momentum": 0.9}),
 }
 KINDS = ("normal", "layered", "few_nonzeros", "one_region", "extremes", "ties_and_cancellation", "sudden")
-SMALL, STEPS = 1000, 6
+SMALL, STEPS = 1000, 4
 LARGE, DENSITY, STEADY = 200_000, 0.02, 9  # sparse steps after which thresholds have settled
 FLOAT32 = 4  # bytes
 SECONDS_EACH = 0.02
@@ -52,7 +52,7 @@ def averager_of(case, n, device, **options):
 
 def first_difference(case, kind):
     """Where the device's means and residuals are not the CPU's, in a dense step and in sparse ones; or None."""
-    options = {"warmup_iters": 1, "threshold_period": 3, "region_period": 4}
+    options = {"warmup_iters": 1, "threshold_period": 2, "region_period": 2}
     averagers = [averager_of(case, SMALL, device, **options) for device in ("cpu", pretend_device.NAME)]
     found = []
     for step in range(STEPS):

@@ -1,8 +1,8 @@
 """A training loop as somebody else wrote it: it knows the contract's names and nothing of how they are built.
 
 Trains one small model twice on every rank: once through AllReducer, its queues and its own thread, once through
-DistributedOptimizer. Prints, from rank 0, the losses, whether all ranks ended with the same parameters, and what the
-trainer heard.
+DistributedOptimizer; and that with each of the compressors that are named. Prints, from rank 0, the losses, whether
+all ranks ended with the same parameters, and what the trainer heard.
 """
 
 import json
@@ -112,8 +112,8 @@ def report(model, losses, trainer, counts):
 
 
 found = {
-    "reducer": report(*with_all_reducer(sys.argv[1])),
-    "optimizer": report(*with_distributed_optimizer(sys.argv[1])),
+    name: {"reducer": report(*with_all_reducer(name)), "optimizer": report(*with_distributed_optimizer(name))}
+    for name in sys.argv[1:]
 }
 if comm.rank == 0:
     sys.stdout.write(json.dumps(found) + "\n")

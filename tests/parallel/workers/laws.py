@@ -32,7 +32,9 @@ COMM = oktopk.connect()
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
 THRESHOLD = ("topkAopt", "gaussiank", "gaussiankconcat", "gaussiankSA")
 EXACT = ("topkA", "topkA2", "topkSA", "gtopk", "oktopk")
-LONG = 100  # iterations: drift shows late
+FEW = COMM.size <= 3  # ranks: with more, on few cores, iterations cost more and show little else
+LONG = 100 if FEW else 24  # iterations: drift shows late
+SHORT = 6 if FEW else 4
 WITH_MORE = (1, 2, 3, 5)  # ranks on which wires that round and nodes of several ranks are tried too
 NODES = {"hierarchical": True, "ranks_per_node": 2}  # with an odd number of ranks, the last one has a node of its own
 LOSSLESS = [name for name, wire in wires.items() if not wire.precision]
@@ -108,11 +110,11 @@ def every_case():
     """(compressor, case, tensor operations); the lossless wires take turns."""
     turns = itertools.cycle(LOSSLESS)
     for name in NAMES:
-        for case in cases():
+        for case in cases(iterations=SHORT):
             yield name, over(next(turns), case), CpuOps
-        yield name, over("joined", Case("layered", 1000)), TorchOps
-        yield name, over("joined", Case("ties_and_cancellation", 1000, 0.3)), TorchOps
-        yield name, over("joined", Case("moving", 1000, event="resume")), TorchOps
+        yield name, over("joined", Case("layered", 1000, iterations=SHORT)), TorchOps
+        yield name, over("joined", Case("ties_and_cancellation", 1000, 0.3, SHORT)), TorchOps
+        yield name, over("joined", Case("moving", 1000, iterations=SHORT, event="resume")), TorchOps
         yield name, over("separate", Case("normal", 20_000, iterations=LONG)), CpuOps
         if COMM.size in WITH_MORE:
             yield from cases_of_rounding(name)
