@@ -32,6 +32,7 @@ from oktopk_training.errors import SharedError, UserError
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
+from oktopk_training.recorded import Recorder
 from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of, with_choice_of
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
@@ -148,6 +149,7 @@ class Job:
     optimizer: object = None
     progress: Progress = None
     tracer: object = field(default_factory=NoTracer)
+    recorder: Recorder = None
 
 
 def train(job, plan, found, changes):
@@ -155,6 +157,7 @@ def train(job, plan, found, changes):
     announce(trainer, options, ranks, plan, run)
     ranks.share_model(trainer.net)
     job.optimizer = distribute(trainer, options, ranks)
+    job.recorder = Recorder(options.run_dir, options.record_gradients, ranks.rank)
     job.progress = progress = Progress(reports.Summary(trainer.task.figures))
     job.keeper.watch(options, trainer, job.optimizer, progress, run, job.signals)
     if found is not None:
@@ -279,6 +282,7 @@ def train_step(job):
     began = time.perf_counter()
     trainer.seconds.clear()
     loss = accumulate(trainer, optimizer, job.options.nsteps_update)
+    job.recorder.take(progress.step, trainer.net.parameters())
     try:
         optimizer.synchronize()
     except FloatingPointError as error:  # all ranks have agreed on it
@@ -325,7 +329,7 @@ def save(trainer, ranks, run, figures, best):
 
 def announce(trainer, options, ranks, plan, run):
     parameters = sum(parameter.numel() for parameter in trainer.net.parameters())
-    threads = ranks.share_cores()
+    threads = ranks.share_cores(options.threads)
     if ranks.is_first:
         log.info("run folder: %s", run.folder)
     log.info("%s: %d parameters on %s; %s", options.dnn, parameters, options.device, trainer.task.size_of_data)

@@ -15,7 +15,7 @@ import resource
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch
 import _project  # noqa: F401 - puts LSTM on the path
 from lab import sent_from_here
 from oktopk import GradientAverager, Settings, compressors
-from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, choice, option
+from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, Kind, choice, option
 from oktopk.operations import ops_for
 from oktopk.transports import AUTO
 from oktopk_training.command_line import Parser, add_options, hyphenated
@@ -33,6 +33,7 @@ from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import transport_of
 from oktopk_training.ranks import connect
+from oktopk_training.recorded import read_recorded
 from surroundings import name_of
 
 LSTMAN4_ELEMENTS = 27_569_568
@@ -112,6 +113,8 @@ def highest(value, communicator):
 
 def make_gradients(options, rank):
     """A few gradients of this rank, taken in turn: fresh ones would cost more time than is measured."""
+    if options.recorded:
+        return read_recorded(options.recorded, rank)
     rng = np.random.default_rng([options.seed, rank])
     gradients = []
     for _ in range(GRADIENTS_IN_TURN):
@@ -217,16 +220,30 @@ def _span(limits):
     return f"{limits[0]:.4f}..{limits[1]:.4f}" if limits else "-"
 
 
+RECORDED = "recorded:"
+DISTRIBUTIONS = ("normal", "laplace", "layered")
+GRADIENTS = Kind(
+    f"one of {', '.join(DISTRIBUTIONS)}, or {RECORDED}FOLDER",
+    str,
+    lambda word: word in DISTRIBUTIONS or (word.startswith(RECORDED) and word != RECORDED),
+    metavar=f"{'|'.join(DISTRIBUTIONS)}|{RECORDED}FOLDER",
+)
+
+
 @dataclass(frozen=True)
 class Measuring(Checked):
     compressors: str = option("dense,oktopk", TEXT, "names of the registry, or 'all'")
-    elements: int = option(LSTMAN4_ELEMENTS, COUNT, "of the gradient")
+    elements: int = option(LSTMAN4_ELEMENTS, COUNT, "of the gradient; recorded ones have their own")
     iters: int = option(11, COUNT, "measured iterations")
     warmup: int = option(3, NATURAL, "iterations before them")
-    gradients: str = option("normal", choice("normal", "laplace", "layered"), "how they are distributed")
+    gradients: str = option("normal", GRADIENTS, "how they are distributed, or a folder of recorded ones")
     seed: int = option(0, NATURAL, "of the gradients")
     transport: str = option(AUTO, choice(AUTO, *sorted(SUMS)), "how ranks reach each other")
     json: Path | None = option(None, PATH, "write every figure there too")
+
+    @property
+    def recorded(self):
+        return Path(self.gradients.removeprefix(RECORDED)) if self.gradients.startswith(RECORDED) else None
 
     def names(self):
         if self.compressors == "all":
@@ -257,7 +274,9 @@ def main():
     options, settings = ranks.from_first(parse_arguments)
     comm = ranks.new_communicator("reduction")
     ops_for("cpu")  # what it loads is not to count as a contender's memory
-    gradients = make_gradients(options, comm.rank)
+    gradients = ranks.together(lambda: make_gradients(options, comm.rank))
+    options = replace(options, elements=gradients[0].numel())
+    ranks.insist_on_the_same("numbers of elements", options.elements)
     contenders = [peak_buffers(lambda: DenseAtItsBest(options, comm), gradients[0])]
     contenders += [
         peak_buffers(lambda name=name: Contender(name, options.elements, settings, comm), gradients[0])
@@ -265,7 +284,7 @@ def main():
     ]
     for iteration in range(options.warmup + options.iters):
         for contender, _ in contenders:
-            gradient = gradients[iteration % GRADIENTS_IN_TURN]
+            gradient = gradients[iteration % len(gradients)]
             contender.iterate(gradient, record=iteration >= options.warmup)
     baseline = statistics.median(record["wall"] for record in contenders[0][0].records)
     rows = [summarise(contender, buffers, baseline, comm) for contender, buffers in contenders]
@@ -279,7 +298,8 @@ def main():
     print(table(rows, max(1, int(options.elements * settings.density))))
     if options.json:
         said = {**asdict(options), **asdict(settings), "json": None, "python": platform.python_version()}
-        record = {"ranks": comm.size, **said, "transport": name_of(comm), "rows": rows}
+        where = {"transport": name_of(comm), "shares_memory": comm.shares_memory, "cores": os.cpu_count()}
+        record = {"ranks": comm.size, **said, **where, "rows": rows}
         with atomic_write(options.json) as file:
             json.dump(record, file, indent=1)
 

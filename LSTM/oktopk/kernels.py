@@ -7,6 +7,9 @@ bare copy. Every kernel runs without the GIL. Their types are written down, so t
 read from the cache) on import, and no step waits for that. `CpuOps`, at the end, is what the others call.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -20,6 +23,8 @@ MAGNITUDE = np.int32(entries.MAGNITUDE)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
 COUNTERS = 4  # of each bin: the same bin again would wait until the last addition to it is done
+SHORTEST_PIECE = 1 << 18  # elements, for a thread
+PIECES_OF_MOMENTS = 64
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
 
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
@@ -306,6 +311,28 @@ def moments(array):
     return total, squares
 
 
+# ---- several threads: as many as torch has, for what passes over the whole gradient
+
+
+@cache
+def _pool(threads):
+    return ThreadPoolExecutor(threads, "oktopk")
+
+
+def _pieces(size, most):
+    """Borders of even pieces of an array, `most` of them at most, and none too short to be worth a thread."""
+    count = max(1, min(most, size // SHORTEST_PIECE))
+    return [size * i // count // GROUP * GROUP for i in range(count)] + [size]
+
+
+def _for_each(work, borders):
+    """What `work(start, end)` returns for each piece."""
+    starts, ends, threads = borders[:-1], borders[1:], torch.get_num_threads()
+    if threads == 1 or len(starts) == 1:
+        return list(map(work, starts, ends))
+    return list(_pool(threads).map(work, starts, ends))
+
+
 # ---- what algorithms and choosers are written against
 
 
@@ -314,7 +341,7 @@ class CpuOps:
 
     @staticmethod
     def norm(tensor):
-        return moments(tensor.numpy())[1] ** 0.5
+        return _moments(tensor)[1] ** 0.5
 
     @staticmethod
     def is_finite(tensor):
@@ -322,7 +349,7 @@ class CpuOps:
 
     @staticmethod
     def mean_and_deviation(tensor):
-        total, squares = moments(tensor.numpy())
+        total, squares = _moments(tensor)
         mean = total / tensor.numel()
         return mean, max(0.0, squares / tensor.numel() - mean * mean) ** 0.5
 
@@ -334,7 +361,7 @@ class CpuOps:
             gradient.zero_()
             return None
         indices, values = _empty(room)
-        count = accumulate(residual.numpy(), gradient.numpy(), np.int32(bound), indices, values)
+        count = _accumulate(residual.numpy(), gradient.numpy(), np.int32(bound), indices, values)
         return None if count < 0 else _entries(indices, values, count)
 
     @staticmethod
@@ -428,6 +455,45 @@ class CpuRanking:
 
     def histogram(self, shift, width, prefix):
         return _histogram(self._entries.values, shift, width, prefix)
+
+
+def _moments(tensor):
+    """In pieces that do not depend on the number of threads, for sums of others would differ in their last bits."""
+    array = tensor.numpy()
+    parts = _for_each(lambda start, end: moments(array[start:end]), _pieces(array.size, PIECES_OF_MOMENTS))
+    return sum(total for total, _ in parts), sum(squares for _, squares in parts)
+
+
+def _accumulate(residual, gradient, bound, indices, values):
+    """`accumulate`, by all threads: each fills its share of the room, and all move up."""
+    borders = _pieces(residual.size, torch.get_num_threads())
+    rooms = [indices.size * i // (len(borders) - 1) for i in range(len(borders))]
+    first = dict(zip(borders, rooms, strict=False))
+    last = dict(zip(borders[1:], rooms[1:], strict=True))
+
+    def collect(start, end):
+        room = slice(first[start], last[end])
+        return accumulate(residual[start:end], gradient[start:end], bound, indices[room], values[room])
+
+    found = _for_each(collect, borders)
+    if min(found) < 0:
+        return _collect(residual, bound, indices, values) if len(found) > 1 else -1
+    count = 0
+    for start, some in zip(borders, found, strict=False):
+        there = slice(first[start], first[start] + some)
+        np.add(indices[there], np.int32(start), out=indices[count : count + some])
+        values[count : count + some] = values[there]
+        count += some
+    return count
+
+
+def _collect(array, bound, indices, values):
+    """What reaches the bound, or -1 if there is more than there is room for."""
+    count = count_at_least(array, bound)
+    if count > indices.size:
+        return -1
+    collect_at_least(array, bound, indices[:count], values[:count])
+    return count
 
 
 def _histogram(values, shift, width, prefix):

@@ -18,7 +18,7 @@ from .places import find_folder
 from .tasks import DEFAULT, TASKS
 from .tasks.task import TaskOptions
 
-MOST_UNITS, MOST_LAYERS = 2**16, 100
+MOST_UNITS, MOST_LAYERS, MOST_THREADS = 2**16, 100, 1024
 MOST_SEED = 2**62  # each rank adds its number
 OF_THE_TASK = ("dataset", "data_dir", "hidden_size", "hidden_layers", "max_grad_norm")  # it has their defaults
 DATASETS = sorted({task.dataset for task in TASKS.values()})
@@ -52,7 +52,11 @@ class Options:
     keep_checkpoints: int = option(3, COUNT, "checkpoints that are kept, the newest")
     watchdog: float | None = option(None, LIMIT, "how long ranks wait for one that does not come; default 5m, 0: ever")
     trace: bool = option(False, FLAG, "write down every communication of every rank: trace.json and trace.csv")
+    record_gradients: int | None = option(None, NATURAL, "step from which on each rank writes down three gradients")
     transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
+    threads: int | None = option(
+        None, up_to(MOST_THREADS, COUNT), "of a rank; by default ranks share their node's cores"
+    )
     nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
     nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")
     compression: bool = option(False, FLAG, "let --compressor choose what is sent; without, everything is")

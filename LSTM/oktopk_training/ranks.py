@@ -115,14 +115,14 @@ class Ranks:
     def mean(self, value):
         return sum(self.everyones(value)) / self.size
 
-    def share_cores(self):
+    def share_cores(self, threads=None):
         """Divide this node's cores among its ranks' torch threads; the number that each gets, or None if unchanged.
 
-        torch would start a thread for every core on every rank. OMP_NUM_THREADS has the last word.
+        torch would start a thread for every core on every rank. OMP_NUM_THREADS goes before that, `threads` before all.
         """
-        if self.local_size == 1 or "OMP_NUM_THREADS" in os.environ:
+        if threads is None and (self.local_size == 1 or "OMP_NUM_THREADS" in os.environ):
             return None
-        threads = max(1, self.cores // self.local_size)
+        threads = threads or max(1, self.cores // self.local_size)
         torch.set_num_threads(threads)
         return threads
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from ranks import ROOT, run_ranks, run_torch_ranks
 
@@ -46,6 +47,16 @@ def test_torchrun_needs_no_mpi_and_no_thread_outlives_the_program(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("threads:") == 3  # the launcher's own too
     assert "gloo" not in done.stdout.split("threads:", 1)[1], "which aborts the interpreter now and then"
+
+
+def test_gradients_of_a_run_can_be_measured_with(tmp_path):
+    for rank, size in enumerate((3000, 3000, 2999)):
+        np.save(tmp_path / f"step-7-rank-{rank}.npy", np.arange(size, dtype=np.float32) + rank)
+    done = run_ranks(2, BENCH, *TINY, "--gradients", f"recorded:{tmp_path}", "--elements", 5)
+    assert done.stdout.startswith("2 ranks, 3000 elements"), done.stderr
+    done = run_ranks(3, BENCH, *TINY, "--gradients", f"recorded:{tmp_path}")
+    assert done.returncode == 2
+    assert "rank 2 has other numbers of elements than rank 0" in done.stderr
 
 
 def test_a_transport_that_there_is_none_of_is_one_sentence():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from values import BOTH, FLOATS, VECTORS, assert_same, assert_sorted_by_definition, entries
 
+from oktopk import kernels
 from oktopk.entries import RADIX_PARTS, RADIX_PARTS_ON_THE_WIRE, Entries, bits_of, kth_magnitude, magnitude_of
 from oktopk.kernels import CpuOps
 from oktopk.operations import SAMPLE, TorchOps, ops_for
@@ -136,6 +137,33 @@ def test_accumulate_agrees_and_gives_up_when_there_is_no_room(array, room, magni
         assert np.count_nonzero(np.abs(array + np.float32(0.25)) >= max(abs(magnitude), 1e-45)) > room
     else:
         assert_same(*found)
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    monkeypatch.setattr(kernels, "SHORTEST_PIECE", kernels.GROUP)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
+@pytest.mark.parametrize("where", ["anywhere", "at the end"])  # where the room of one thread is too little
+@pytest.mark.parametrize("room", [1, 40, 300, 2000])
+def test_threads_accumulate_what_one_does(room, where, three_threads, monkeypatch):
+    values = np.random.default_rng(room).standard_normal(1999).astype(np.float32)
+    if where == "at the end":
+        values[:-250] /= 1000
+    found, bound = [], bits_of(1.0)
+    for threads in (3, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        residual, gradient = torch.zeros(1999), torch.from_numpy(values.copy())
+        norm = CpuOps.norm(gradient)
+        found.append((norm, CpuOps.accumulate(residual, gradient, bound, room)))
+        assert residual.numpy().tobytes() == values.tobytes()
+        assert not gradient.any()
+    assert found[0][0] == found[1][0] == pytest.approx(np.linalg.norm(values.astype(np.float64)))
+    if found[1][1] is None:
+        assert found[0][1] is None
+    else:
+        assert_same(found[0][1], found[1][1])
 
 
 @BOTH

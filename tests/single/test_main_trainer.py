@@ -12,6 +12,7 @@ import torch
 
 from corpora import PROJECT, SMALL, TRAINER, make_corpus, run_program, tone, train
 from main_trainer import main
+from oktopk_training.recorded import read_recorded
 from oktopk_training.saved_models import read_model
 from oktopk_training.tasks.speech.task import SpeechTask
 
@@ -112,7 +113,11 @@ def test_evaluate_repeats_the_figures_of_the_last_validation(finished, corpus):
 
 def test_the_same_seed_twice_gives_the_same_metrics_but_for_times(finished, corpus, tmp_path):
     run, _ = finished
-    assert train(corpus, tmp_path / "again", "--max-epochs", "2").returncode == 0
+    recording = ("--record-gradients", 1)  # which changes nothing
+    assert train(corpus, tmp_path / "again", "--max-epochs", "2", *recording).returncode == 0
+    written = read_recorded(tmp_path / "again" / "gradients", 0)
+    norms = [record["grad_norm"] for record in metrics(tmp_path / "again") if record["kind"] == "iter"]
+    assert [float(each.double().norm()) for each in written] == pytest.approx(norms[1:4], rel=1e-6)
     assert untimed(tmp_path / "again") == untimed(run)
 
 
