@@ -42,6 +42,19 @@ def test_the_hook_works_under_other_peoples_trainers(name):
     assert "sparse step, 20 entries" in done.stdout
 
 
+def test_the_worked_example_is_what_its_page_says():
+    done = run_ranks(3, ROOT / "docs" / "examples" / "worked_example.py")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"```\n{done.stdout}```" in (ROOT / "docs" / "how_it_works.md").read_text()
+
+
+def test_the_compressor_of_the_guide_keeps_the_laws():
+    done = run_ranks(3, ROOT / "docs" / "examples" / "ternary.py")
+    assert done.stdout == "ternary keeps every law in 24 cases on 3 ranks\n", done.stderr[-4000:]
+    body = (ROOT / "docs" / "examples" / "ternary.py").read_text().split("class Ternary")[1].split("\n\n\n")[0]
+    assert f"class Ternary{body}\n```" in (ROOT / "docs" / "adding_a_compressor.md").read_text()
+
+
 def test_examples_are_short():
     assert EXAMPLES
     for path in EXAMPLES:
