@@ -1,8 +1,8 @@
 """Runs one compressor after another on this many ranks, under any launcher, and checks the laws of each.
 
 The laws are the library's own (oktopk.testing); here are added the oracle's, and those of thresholds. Prints a JSON
-object: for each case, the first law that it broke, or null. With an argument: what the kit says of a broken compressor,
-on each rank.
+object: for each case, the first law that it broke, or null. With arguments: what the kit says of these broken
+compressors, on each rank.
 """
 
 import itertools
@@ -214,7 +214,8 @@ def sentences(name):
 
 
 def main():
-    found = sentences(sys.argv[1]) if len(sys.argv) > 1 else findings(every_case())
+    broken = sys.argv[1:]
+    found = {name: sentences(name) for name in broken} if broken else findings(every_case())
     if COMM.rank == 0:
         sys.stdout.write(json.dumps(found) + "\n")
 

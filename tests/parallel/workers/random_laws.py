@@ -1,7 +1,7 @@
-"""Hypothesis looks for gradients that break a law: rank 0 draws and shrinks, all ranks reduce what it drew.
+"""The cases of `laws.py`, and then Hypothesis: rank 0 draws gradients and shrinks them, all ranks reduce what it drew.
 
-Prints null, or the smallest case that it found. With the argument "few": of few draws, in the object of `laws.py` for
-the few cases that are enough for another transport.
+Prints the object of `laws.py`, and in it as "random" null or the smallest case that breaks a law. With the argument
+"few": of few draws, and the few cases that are enough for another transport.
 """
 
 import base64
@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from laws import COMM, NAMES, check, few_cases, findings
+from laws import COMM, NAMES, check, every_case, few_cases, findings
 
 from oktopk.testing import Case
 from oktopk.testing.meeting import text_of_first
@@ -73,14 +73,14 @@ def search(examples):
 
 def main():
     few = sys.argv[1:] == ["few"]
-    found = findings(few_cases()) if few else {}
+    found = findings(few_cases() if few else every_case())
     if COMM.rank:
         while case := of_rank_0(None):
             check(*case)
         return
     at_random = search(FEW_EXAMPLES if few else EXAMPLES)
     of_rank_0(None)
-    sys.stdout.write(json.dumps(found | {"random": at_random} if few else at_random) + "\n")
+    sys.stdout.write(json.dumps(found | {"random": at_random}) + "\n")
 
 
 if __name__ == "__main__":
