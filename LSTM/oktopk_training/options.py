@@ -50,6 +50,7 @@ class Options:
     keep_checkpoints: int = option(3, COUNT, "checkpoints that are kept, the newest")
     watchdog: float | None = option(None, LIMIT, "how long ranks wait for one that does not come; default 5m, 0: ever")
     trace: bool = option(False, FLAG, "write down every communication of every rank: trace.json and trace.csv")
+    inspect: int | None = option(None, COUNT, "every N steps, write down what is chosen of gradients and what stays")
     transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
     nworkers: int | None = option(None, COUNT, "ranks that mpirun was told to start: checked")
     nwpernode: int | None = option(None, COUNT, "ranks of a node: checked and noted")
@@ -84,6 +85,10 @@ def parse_options(arguments, description=None):
     def those_of(part):
         return {each.name: given[each.name] for each in offered(part) if each.name in given}
 
+    if given.get("inspect") and given.get("hierarchical"):
+        raise UserError(
+            "--inspect looks at what every rank chooses, and with --hierarchical only some do: leave one of them out"
+        )
     defaults = {name: getattr(task, name) for name in OF_THE_TASK}
     options = Options(**{**defaults, **those_of(Options)})
     return replace(
