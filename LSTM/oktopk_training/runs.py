@@ -30,8 +30,8 @@ def read_metrics(folder):
     """The records by kind. The last line may be half written, as the run may still be going; no other may."""
     path = Path(folder) / METRICS
     records = {"iter": [], "epoch": [], "val": [], "event": []}
-    for record in read_records(path, MOST_METRICS, _checked, "a metrics record"):
-        records[record["kind"]].append(record)
+    for kind, record in read_records(path, MOST_METRICS, _checked, "a metrics record"):
+        records[kind].append(record)
     if not records["iter"]:
         raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
@@ -59,8 +59,12 @@ def _lines(path, most):
 
 
 def _checked(record):
-    """What is used of a record. ValueError, KeyError or TypeError unless all of that is there, as numbers."""
+    """(kind, what is used of a record). ValueError, KeyError or TypeError unless all of that is there, as numbers."""
     kind = record["kind"]
+    return kind, _used(kind, record)
+
+
+def _used(kind, record):
     for key in COUNTED[kind]:
         if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
             raise ValueError(key)
