@@ -87,15 +87,15 @@ class Inspector:
                 self._look(reducer, chosen, reduction)
 
     def _look(self, reducer, chosen, reduction):
-        merged, residual, whole = reducer.merged, reducer.residual, self._whole
-        ages, result = self._ages[merged.name].of(residual), _indices(reduction)
-        parts = energy(whole), energy(whole[chosen.indices]), energy(reduction.delivered.values)
+        merged, residual, result = reducer.merged, reducer.residual, _indices(reduction)
+        whole, self._whole = self._whole, None
+        self._add("energy", energy(whole), energy(whole[chosen.indices]), energy(reduction.delivered.values))
         self._communicator.allreduce(whole, op="mean")
         true = largest(whole, reducer.settings.k_of(merged.size))
-        self._whole = None
-        self._add("energy", *parts)
+        del whole  # as large as the gradient, and ages are too
         self._add("overlap", true.numel(), in_both(chosen.indices, true), in_both(result, true))
         self._add("residual", powers_of_two(residual), energy(residual))
+        ages = self._ages[merged.name].of(residual)
         self._add("ages", powers_of_two(ages), float(ages.sum(dtype=torch.float64)))
         self._selected |= by_parameter(result, {name: view.numel() for name, view in merged.views.items()})
 
