@@ -95,8 +95,7 @@ class Inspector:
         del whole  # as large as the gradient, and ages are too
         self._add("overlap", true.numel(), in_both(chosen.indices, true), in_both(result, true))
         self._add("residual", powers_of_two(residual), energy(residual))
-        ages = self._ages[merged.name].of(residual)
-        self._add("ages", powers_of_two(ages), float(ages.sum(dtype=torch.float64)))
+        self._add("ages", *self._ages[merged.name].of(residual))
         self._selected |= by_parameter(result, {name: view.numel() for name, view in merged.views.items()})
 
     # Sums over merged gradients, and over ranks.

@@ -29,8 +29,9 @@ def largest(tensor, k):
 
 
 def in_both(indices, others):
-    """How many indices stand in both lists, in none of which one stands twice."""
-    return int(torch.isin(indices, others, assume_unique=True).sum())
+    """How many indices stand in both lists, which are sorted."""
+    lists = (Entries(each, torch.ones(each.numel(), device=each.device)) for each in (indices, others))
+    return int(ops_for(indices.device).common(*lists).values.count_nonzero())
 
 
 def by_parameter(indices, sizes):
@@ -57,5 +58,13 @@ class Ages:
         self._sent[delivered.indices[delivered.values != 0]] = self.steps
 
     def of(self, residual):
-        """Of the entries of which something waits."""
-        return (self.steps - self._sent[residual != 0]).float()
+        """Of the entries of which something waits: how many are how old (see `powers_of_two`), and all ages together.
+
+        Picking these entries out would take more memory than all of them do.
+        """
+        waits = residual != 0
+        ages = self._sent.float().neg_().add_(self.steps).mul_(waits)
+        counts = powers_of_two(ages)
+        counts[0] -= int(waits.logical_not_().sum())
+        mean, _ = ops_for(ages.device).mean_and_deviation(ages)
+        return counts, round(mean * ages.numel())

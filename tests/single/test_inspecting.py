@@ -72,9 +72,13 @@ def test_an_entry_is_as_old_as_the_steps_since_it_was_sent():
     ages = figures.Ages(4, "cpu")
     for sent in ([1.0, 0.0], [0.0, 1.0], [0.0, 0.0]):  # entry 0 in the first step, entry 3 in the second
         ages.step(Entries(ints(0, 3), torch.tensor(sent)))
-    assert ages.of(torch.tensor([1.0, 1.0, 0.0, 1.0])).tolist() == [2, 3, 1]  # entry 2 holds nothing
+    counts, total = ages.of(torch.tensor([1.0, 1.0, 0.0, 1.0]))  # 2, 3 and 1 steps; entry 2 holds nothing
+    assert (histogram(counts), total) == ({"zeros": 0, "first": 0, "counts": [1, 2]}, 6)
     ages.step(Entries(ints(1), torch.ones(1)))
-    assert ages.of(torch.ones(4)).tolist() == [3, 0, 4, 2]
+    counts, total = ages.of(torch.ones(4))  # 3, 0, 4 and 2
+    assert (histogram(counts), total) == ({"zeros": 1, "first": 1, "counts": [2, 1]}, 9)
+    counts, total = ages.of(torch.zeros(4))
+    assert (int(counts.sum()), total) == (0, 0)
 
 
 # ---- together, on two ranks
@@ -278,6 +282,19 @@ def test_a_run_that_goes_on_leaves_the_steps_before_its_checkpoint(tmp_path):
     path.unlink()
     run_log._cut(path, 9)
     assert not path.exists()
+
+
+def test_a_run_that_begins_anew_keeps_what_it_wrote_under_another_name(tmp_path):
+    for content in ("first", "second"):
+        for name in ("metrics.jsonl", "inspections.jsonl"):
+            (tmp_path / name).write_text(content)
+        run_log.set_aside(tmp_path)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        f"{name}.jsonl.{number}": content
+        for name in ("metrics", "inspections")
+        for number, content in ((1, "first"), (2, "second"))
+    }
 
 
 @pytest.mark.parametrize(
