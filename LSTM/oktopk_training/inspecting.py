@@ -28,7 +28,7 @@ def inspector_of(every, ranks, averager, run):
     inspector = Inspector(every, ranks.new_communicator("inspection"), run)
     averager.inspect(inspector)
     if averager.is_sparse_now:
-        log.info("--inspect: ages of residual entries are counted anew from here on")
+        log.info("--inspect: ages of residual entries are counted from here on")
     return inspector
 
 
@@ -43,7 +43,7 @@ class NoInspector:
 
 
 class Inspector:
-    """One rank's. `seconds` is what it took of this step's time."""
+    """One rank's. `seconds` is what it has taken in this step, on this rank, waiting for others included."""
 
     def __init__(self, every, communicator, run):
         self._every, self._communicator, self._run = every, communicator, run
