@@ -29,6 +29,7 @@ from oktopk.watchdog import set_limit
 from oktopk.wire import AUTO
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
+from oktopk_training.inspecting import NoInspector, inspector_of
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
 from oktopk_training.ranks import connect
@@ -150,6 +151,7 @@ class Job:
     progress: Progress = None
     tracer: object = field(default_factory=NoTracer)
     recorder: Recorder = None
+    inspector: object = field(default_factory=NoInspector)
 
 
 def train(job, plan, found, changes):
@@ -163,6 +165,7 @@ def train(job, plan, found, changes):
     if found is not None:
         go_on(job, found, changes)
     with tracing(options.trace, ranks, options.run_dir) as job.tracer:
+        job.inspector = inspector_of(options.inspect, ranks, job.optimizer.averager, run)  # it is not traced
         train_epochs(job)
     job.optimizer.stop()
     run.event("summary", **progress.summary.record())
@@ -245,8 +248,10 @@ def train_epoch(job):
     began = time.perf_counter() - progress.seconds
     while progress.place < trainer.steps_per_epoch:
         job.tracer.begin_step()
+        job.inspector.begin_step(progress.step)
         step = train_step(job)
         job.tracer.end_step(step)
+        job.inspector.end_step(step)
         if step.phase == "sparse" and not step.skipped and not progress.summary.phases["sparse"].steps:
             report_sparse_start(run, options, step)
         run.step(step, options.settings.density if step.phase == "sparse" else 1)
@@ -288,7 +293,8 @@ def train_step(job):
     except FloatingPointError as error:  # all ranks have agreed on it
         raise SharedError(str(error)) from error
     trainer.update_model()
-    return step_of(progress.step, progress.epoch, loss, trainer, optimizer.last_step, time.perf_counter() - began)
+    seconds = time.perf_counter() - began - job.inspector.seconds
+    return step_of(progress.step, progress.epoch, loss, trainer, optimizer.last_step, seconds)
 
 
 def accumulate(trainer, optimizer, batches):

@@ -16,7 +16,7 @@ from oktopk_training.inputs import printable
 from oktopk_training.job import program
 from oktopk_training.run_layout import REPORT
 from oktopk_training.runs import Run, title_of
-from reporting import plots, tables, traces
+from reporting import inspections, plots, tables, traces
 from reporting.shown import shown
 
 MOST_RUNS = 40
@@ -38,7 +38,8 @@ def main():
 
 
 def report(every):
-    names, traced = ", ".join(each.name for each in every), traces.traced(every)
+    names = ", ".join(each.name for each in every)
+    traced, inspected = traces.traced(every), inspections.inspected(every)
     return page(
         f"Runs: {names}" if len(every) > 1 else f"Run: {names}",
         _head(names, every),
@@ -47,6 +48,7 @@ def report(every):
         section("What is sent", grid(list(map(draw, plots.traffic(every))))),
         section("Where the time goes", grid(list(map(draw, plots.times(every)))), tables.summaries(every)),
         section("What was sent, and when", grid(list(map(draw, traces.plots(traced)))), *traces.tables(traced)),
+        section("Why it converges", grid(list(map(draw, inspections.plots(inspected))))),
         section("What differs", tables.differences(every)),
         section("What happened", tables.events(every)),
         section("Configuration" if len(every) == 1 else "What they have in common", tables.in_common(every)),

@@ -106,6 +106,11 @@ class GradientAverager:
         """The share of the gradient that the next reduction lets through: 1 as long as it is dense."""
         return self.settings.density if self.is_sparse_now else 1.0
 
+    def inspect(self, inspector):
+        """Show it every reduction from now on (see `Reducer`); None: show nobody."""
+        for reducer in self._reducers:
+            reducer.inspector = inspector
+
     def view(self, name):
         """The place of a parameter's gradient: this rank's before `average`, the mean after it."""
         if name not in self._views:

@@ -15,6 +15,10 @@ class Reducer:
     """`residual` is what sparse reductions did not deliver, `velocity` what momentum correction accumulates.
 
     Either exists from the first reduction on that needs it.
+
+    An `inspector`, if there is one, sees every reduction: `before(reducer)`, with the gradient and the residual that it
+    begins with, and `after(reducer, chosen, reduction)`, with what this rank chose and what became of it, or with None
+    for both where it was dense. It changes nothing, and its time is no stage's.
     """
 
     share = 1.0  # of a mean over the communicator's ranks in that over all
@@ -22,6 +26,7 @@ class Reducer:
     def __init__(self, merged, compressor, settings, communicator):
         self.merged, self.settings, self.communicator = merged, settings, communicator
         self._compressor, self._ops = compressor, ops_for(merged.gradient.device)
+        self.inspector = None
         self.reset()
         if compressor.is_sparse and merged.size > INT32_LIMIT:
             raise OverflowError(
@@ -56,14 +61,20 @@ class Reducer:
         if self.settings.momentum and not abstains:
             self._gather_momentum()
             report.seconds["merge"] += watch.lap()
+        if self.inspector is not None:
+            self.inspector.before(self)
+            watch.lap()
+        chosen = reduction = None
         if self.is_sparse_now:
             with self._set_aside(unused):
-                self._reduce_sparsely(report, watch, abstains)
+                chosen, reduction = self._reduce_sparsely(report, watch, abstains)
         else:
             before = self.communicator.total().seconds
             self.communicator.allreduce(self.merged.gradient, op="mean")
             self._take_share(self.merged.gradient)
             report.seconds["demerge"] += watch.lap() - (self.communicator.total().seconds - before)
+        if self.inspector is not None:
+            self.inspector.after(self, chosen, reduction)
 
     def _gather_momentum(self):
         """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
@@ -100,6 +111,7 @@ class Reducer:
         report.seconds["demerge"] += watch.lap()
         selection = Selection(self.merged.size, reduction.selected)
         report.add_sparse(self.merged.name, selection, self._algorithm.k, chosen.count)
+        return chosen, reduction
 
     def _make_compressor(self):
         if self.residual is None:

@@ -53,6 +53,7 @@ class Options:
     watchdog: float | None = option(None, LIMIT, "how long ranks wait for one that does not come; default 5m, 0: ever")
     trace: bool = option(False, FLAG, "write down every communication of every rank: trace.json and trace.csv")
     record_gradients: int | None = option(None, NATURAL, "step from which on each rank writes down three gradients")
+    inspect: int | None = option(None, COUNT, "every N steps, write down what is chosen of gradients and what stays")
     transport: str = option(transports.AUTO, TRANSPORT, "how ranks reach each other")
     threads: int | None = option(
         None, up_to(MOST_THREADS, COUNT), "of a rank; by default ranks share their node's cores"
@@ -92,6 +93,10 @@ def parse_options(arguments, description=None):
     def those_of(part):
         return {each.name: given[each.name] for each in offered(part) if each.name in given}
 
+    if given.get("inspect") and given.get("hierarchical"):
+        raise UserError(
+            "--inspect looks at what every rank chooses, and with --hierarchical only some do: leave one of them out"
+        )
     defaults = {name: getattr(task, name) for name in OF_THE_TASK}
     options = Options(**{**defaults, **those_of(Options)})
     return replace(

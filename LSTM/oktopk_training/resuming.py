@@ -31,7 +31,7 @@ SAVE, END = 1, 2
 # What may be another when a run goes on, for the steps do not depend on it.
 _FREE = {
     *("run_dir", "resume", "checkpoint_interval", "keep_checkpoints", "watchdog", "max_epochs", "val_interval"),
-    *("trace", "record_gradients", "nworkers", "nwpernode", "data_dir", "pretrain"),
+    *("trace", "inspect", "record_gradients", "nworkers", "nwpernode", "data_dir", "pretrain"),
 }
 _OF_STRANGE_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 

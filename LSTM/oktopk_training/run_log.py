@@ -22,7 +22,7 @@ from tqdm import tqdm
 from .errors import UserError
 from .files import atomic_write, make_folder, writing
 from .places import PROJECT
-from .run_layout import CHECKPOINTS, CONFIG, LOG, METRICS, TENSORBOARD
+from .run_layout import CHECKPOINTS, CONFIG, INSPECTIONS, LOG, METRICS, TENSORBOARD
 
 log = logging.getLogger("oktopk")
 
@@ -120,9 +120,10 @@ class RunLog:
     def __init__(self, folder, config, steps, went_on_at=None):
         """`went_on_at` is (step, position in metrics.jsonl) of the checkpoint that the run goes on from."""
         self.folder, (first, position) = folder, went_on_at or (0, 0)
-        self._position, self._loses = position, False
+        self._position, self._loses, self._inspections = position, False, None
         if went_on_at is not None:
             self._metrics = _take_up(folder, position)
+            _cut(folder / INSPECTIONS, first)
             self._open(config, first)
         else:
             with ExitStack() as undo:
@@ -160,25 +161,26 @@ class RunLog:
         self._bar.close()
         self._board.close()
         log.removeHandler(self._file)
-        for file in (self._metrics, self._file):
+        for file in filter(None, (self._metrics, self._inspections, self._file)):
             with suppress(OSError):
                 file.close()
 
     def position(self):
         """Where metrics.jsonl ends, all of it on the disk."""
         with self._lost_records():
-            os.fsync(self._metrics.fileno())
+            for file in filter(None, (self._metrics, self._inspections)):
+                os.fsync(file.fileno())
             self._position = self._metrics.tell()
         return self._position
 
     @contextmanager
-    def _lost_records(self):
+    def _lost_records(self, name=METRICS):
         """A disk that is full costs records, and not the run; that is said once."""
         try:
             yield
         except OSError as error:
             if not self._loses:
-                log.warning("%s: records are lost: %s", self.folder / METRICS, error.strerror or error)
+                log.warning("%s: records are lost: %s", self.folder / name, error.strerror or error)
             self._loses = True
 
     def step(self, step, density):
@@ -195,6 +197,13 @@ class RunLog:
 
     def event(self, name, **values):
         self._write("event", {"name": name, **values})
+
+    def inspection(self, record):
+        """A line of a file of its own, which is there only if somebody inspects."""
+        with self._lost_records(INSPECTIONS):
+            if self._inspections is None:
+                self._inspections = open(self.folder / INSPECTIONS, "ab", buffering=0)  # noqa: SIM115 - it stays open
+            _append(self._inspections, json.dumps(record, allow_nan=False) + "\n")
 
     def histograms(self, net, epoch):
         for name, parameter in net.named_parameters():
@@ -237,6 +246,9 @@ class NoRunLog:
         pass
 
     def event(self, name, **values):
+        pass
+
+    def inspection(self, record):
         pass
 
     def histograms(self, net, epoch):
@@ -298,6 +310,24 @@ def _take_up(folder, position):
         return file
 
 
+def _cut(path, step):
+    """Leave the lines of the steps before this one: what came after the checkpoint comes again."""
+    with writing(path), suppress(FileNotFoundError), open(path, "r+b") as file:
+        end = 0
+        for line in file:
+            if not (line.endswith(b"\n") and _step_of(line) < step):
+                break
+            end += len(line)
+        file.truncate(end)
+
+
+def _step_of(line):
+    try:
+        return int(json.loads(line)["iter"])
+    except (ValueError, KeyError, TypeError):
+        return sys.maxsize
+
+
 def _refuse_a_live_run(folder):
     if (folder / METRICS).exists():
         with writing(folder / METRICS), open(folder / METRICS, "a", encoding="utf-8") as file:
@@ -306,9 +336,10 @@ def _refuse_a_live_run(folder):
 
 def set_aside(folder):
     """A run that ended before its first checkpoint begins anew; what it wrote is kept under another name."""
-    kept = (folder / f"{METRICS}.{number}" for number in range(1, sys.maxsize))
-    with writing(folder / METRICS):
-        os.rename(folder / METRICS, next(path for path in kept if not path.exists()))
+    for name in (METRICS, INSPECTIONS):
+        kept = (folder / f"{name}.{number}" for number in range(1, sys.maxsize))
+        with writing(folder / name), suppress(FileNotFoundError):
+            os.rename(folder / name, next(path for path in kept if not path.exists()))
 
 
 def _to_file(path):

@@ -30,23 +30,26 @@ def read_metrics(folder):
     """The records by kind. The last line may be half written, as the run may still be going; no other may."""
     path = Path(folder) / METRICS
     records = {"iter": [], "epoch": [], "val": [], "event": []}
-    for number, line in _lines(path):
-        try:
-            record = parse_json(line)
-            records[record["kind"]].append(_checked(record))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            raise UserError(
-                f"{path}:{number}: this line is not a metrics record; remove it or choose another run"
-            ) from None
+    for kind, record in read_records(path, MOST_METRICS, _checked, "a metrics record"):
+        records[kind].append(record)
     if not records["iter"]:
         raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
 
 
-def _lines(path):
+def read_records(path, most, checked, what):
+    """What `checked` gives of the JSON of each whole line; where it raises, the line is not `what` it should be."""
+    for number, line in _lines(path, most):
+        try:
+            yield checked(parse_json(line))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            raise UserError(f"{path}:{number}: this line is not {what}; remove it or choose another run") from None
+
+
+def _lines(path, most):
     """The whole lines of a file, numbered."""
     try:
-        for number, line in enumerate(read_lines(path, MOST_METRICS), start=1):
+        for number, line in enumerate(read_lines(path, most), start=1):
             if line.endswith("\n"):
                 yield number, line
     except (FileNotFoundError, NotADirectoryError):
@@ -56,8 +59,12 @@ def _lines(path):
 
 
 def _checked(record):
-    """What is used of a record. ValueError, KeyError or TypeError unless all of that is there, as numbers."""
+    """(kind, what is used of a record). ValueError, KeyError or TypeError unless all of that is there, as numbers."""
     kind = record["kind"]
+    return kind, _used(kind, record)
+
+
+def _used(kind, record):
     for key in COUNTED[kind]:
         if type(record[key]) is not int or not 0 <= record[key] < sys.maxsize:
             raise ValueError(key)

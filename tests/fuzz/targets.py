@@ -19,6 +19,7 @@ import numpy as np
 import soundfile
 import torch
 
+import report
 from compare_compressors import draw as draw_comparison
 from compare_compressors import options_of, read_outcome
 from corpora import tone
@@ -30,6 +31,7 @@ from oktopk.tensor_files import DamagedFile, read, sealed
 from oktopk.transports.alone import Alone
 from oktopk_training.errors import UserError
 from oktopk_training.inputs import parse_json
+from oktopk_training.runs import Run
 from oktopk_training.saved_models import build_model, load_weights, read_model
 from oktopk_training.tasks.language.text import load_ptb
 from oktopk_training.tasks.speech.batches import read_batch
@@ -284,6 +286,12 @@ def plot(folder, content):
     draw(records, title_of(config) or "run", figures_of(config, records["val"])).savefig(io.BytesIO(), format="png")
 
 
+def show_inspections(folder, content):
+    (folder / "metrics.jsonl").write_bytes(metrics())
+    (folder / "inspections.jsonl").write_bytes(content)
+    report.report(report.shown([Run.read(folder)]))
+
+
 def compare(folder, content):
     (folder / "metrics.jsonl").write_bytes(content)
     outcome = read_outcome(folder, 2)
@@ -301,6 +309,16 @@ def metrics():
     steps = [step | {"iter": number, "epoch": number // 2} for number in range(4)]
     tested = [{"kind": "val", "epoch": epoch, "loss": 2.0, "wer": 0.5, "cer": 0.25} for epoch in (0, 1)]
     return "".join(json.dumps(each) + "\n" for each in (*steps, *tested, {"kind": "event", "name": "x"})).encode()
+
+
+def inspections():
+    counts = {"zeros": 3, "first": -4, "counts": [1, 0, 2]}
+    norm, ages = {"norm": 1.5, **counts}, {"steps": 2, "mean": 1.5, **counts}
+    line = {"phase": "sparse", "seconds": 0.1, "gradient": norm, "residual": norm, "ages": ages}
+    line |= dict.fromkeys(("overlap", "overlap_of_result", "energy", "energy_sent"), 0.5)
+    line |= {"selected": {"layers.0.weight_ih_l0": [1, 4], "b": [1, 2]}}
+    lines = ({"iter": 0, **line, "phase": "dense"}, {"iter": 1, **line}, {"iter": 3, **line})
+    return "".join(json.dumps(each) + "\n" for each in lines).encode()
 
 
 def configuration():
@@ -336,6 +354,7 @@ TARGETS = {
     "archive": Target(prepare, lambda: [*archives()]),
     "corpus": Target(know_corpus, lambda: [b'{"corpus": "this one"}', b"an4/train/wav/a.wav,an4/train/txt/a.txt\n"]),
     "plot": Target(plot, lambda: [configuration() + b"\n\n" + metrics()]),
+    "inspections": Target(show_inspections, lambda: [inspections()]),
     "compare": Target(compare, lambda: [metrics()]),
     "run": Target(know_run, lambda: [configuration()]),
 }

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from test_inspecting import LINE, write_lines
 from test_tracing import record
 from test_tracing import step as traced_step
 
@@ -165,6 +166,30 @@ def test_a_traced_run_has_its_communication_measured(tmp_path):
     (run / "trace.csv").write_text("rank\n")
     with pytest.raises(UserError, match="no trace of a run"):
         text_of(run)
+
+
+def test_an_inspected_run_says_why_it_converges(tmp_path):
+    run = write(tmp_path / "run", records())
+    assert "Why it converges" not in page_of(run).headings
+    dense, sparse = ({**LINE, "iter": step, "phase": phase} for step, phase in ((30, "dense"), (50, "sparse")))
+    ages = {"steps": 9, "mean": 2.5, "zeros": 1, "first": 0, "counts": [1, 2]}
+    shares = {"layers.1.weight_ih_l0": [30, 400], f"{NASTY}.bias": [10, 100]}
+    write_lines(run, dense, sparse, {**sparse, "iter": 70, "ages": ages, "selected": shares}, {**sparse, "iter": 999})
+    page = page_of(run)
+    after = page.headings[page.headings.index("Why it converges") + 1 :]
+    assert after[:8] == [
+        *("Overlap with the true choice, %", "Energy captured, %", "Residual norm", "Age of residual entries, steps"),
+        *("Magnitudes: oktopk", "Ages of residual entries: oktopk"),
+        *("Entries sent by layer: oktopk", "Entries sent by kind of parameter: oktopk"),
+    ]
+    assert {"gradient, dense step 30", "gradient, sparse step 50", "residual, sparse step 70"} <= set(page.texts)
+    assert {"0 steps", "25 %", "2 to 3 steps", "50 %"} <= set(page.texts)
+    assert "layers.1: 73.2% of the entries sent, 79.4% of the model" in page.texts
+    assert "weight_ih: 75.6% of the entries sent, 80.2% of the model" in page.texts
+    assert "Zeros: gradient of step 30 25%" in page.text
+    two = page_of(run, write(tmp_path / "other", records(), with_options(compressor="gtopk")))
+    assert "Magnitudes: oktopk" in two.headings
+    assert "Magnitudes: gtopk" not in two.headings
 
 
 def test_a_long_run_is_thinned_and_keeps_its_highest_loss(tmp_path):
