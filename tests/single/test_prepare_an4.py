@@ -225,7 +225,7 @@ class TestSynthetic:
         digest = hashlib.sha256()
         for name, content in sorted(files_in(small_corpus).items()):
             digest.update(name.encode() + content)
-        assert (synthetic.VERSION, digest.hexdigest()) == BYTES_OF_VERSION
+        assert (synthetic.EASY.version, digest.hexdigest()) == BYTES_OF_VERSION
 
     def test_an_utterance_does_not_depend_on_those_before_it(self, small_corpus, tmp_path):
         prepare(*SMALL, "--out", tmp_path)
