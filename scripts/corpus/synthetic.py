@@ -88,15 +88,15 @@ HARD = Recipe(
         "test": {
             "mny1": ("gmw/en-US-nyc+m2", 235, 48, 50),
             "fny1": ("gmw/en-US-nyc+f1", 230, 52, 45),
-            "mwm1": ("gmw/en-GB-x-gbcwmd+m7", 225, 50, 50),
+            "mwm1": ("gmw/en-GB-x-gbcwmd+m4", 225, 50, 50),
             "fgb2": ("gmw/en+f5", 230, 50, 50),
         },
     },
     vocabulary=texts.MANY,
     rate_factor=(0.9, 1.15),
-    noise_level=(0.003, 0.015),
+    noise_level=(0.002, 0.012),
     reverberation=(0.15, 0.4),
-    echo_level=(0.2, 0.6),
+    echo_level=(0.2, 0.5),
 )
 
 
