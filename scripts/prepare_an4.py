@@ -2,6 +2,7 @@
 
     python scripts/prepare_an4.py an4_sphere.tar.gz     CMU's archive, or any part of it
     python scripts/prepare_an4.py --synthetic           948 + 130 utterances by speech synthesis
+    python scripts/prepare_an4.py --synthetic --hard    948 + 390, hard enough to tell ways of training apart
 
 Interrupted, it goes on where it stopped when it is run again; run on a whole corpus, it says so and ends.
 """
@@ -38,6 +39,9 @@ def parse_command_line():
     parser.add_argument("archive", nargs="?", type=Path, metavar="ARCHIVE", help="CMU's an4_sphere.tar.gz")
     parser.add_argument("--synthetic", action="store_true", help="make a corpus by speech synthesis instead")
     parser.add_argument(
+        "--hard", action="store_true", help="voices in validation that training has not, rooms, noise, faster speech"
+    )
+    parser.add_argument(
         "--out", type=Path, default=_project.AUDIO_DATA, metavar="FOLDER", help="default: audio_data in the project"
     )
     for split in ("train", "test"):
@@ -47,8 +51,8 @@ def parse_command_line():
     options = parser.parse_args()
     if options.synthetic == (options.archive is not None):
         parser.error("give either an ARCHIVE or --synthetic")
-    if options.archive and (options.train_utterances or options.test_utterances):
-        parser.error("--train-utterances and --test-utterances belong to --synthetic")
+    if options.archive and (options.hard or options.train_utterances or options.test_utterances):
+        parser.error("--hard, --train-utterances and --test-utterances belong to --synthetic")
     return options
 
 
@@ -81,16 +85,15 @@ def prepare_synthetic(options):
     from corpus.layout import Corpus
     from corpus.speech import Speaker, SpeechError
 
-    counts = (
-        options.train_utterances or synthetic.TRAIN_UTTERANCES,
-        options.test_utterances or synthetic.TEST_UTTERANCES,
-    )
-    corpus = Corpus(options.out, synthetic.identity(*counts))
+    recipe = synthetic.HARD if options.hard else synthetic.EASY
+    asked = options.train_utterances, options.test_utterances
+    counts = [count or whole for count, whole in zip(asked, recipe.utterances, strict=True)]
+    corpus = Corpus(options.out, recipe.identity(*counts))
     if already_there(corpus):
         return
     try:
         with Speaker() as speaker:
-            write(corpus, synthetic.utterances(speaker, *counts), sum(counts))
+            write(corpus, synthetic.utterances(recipe, speaker, *counts), sum(counts))
     except SpeechError as error:
         raise UserError(str(error)) from error
 

@@ -29,20 +29,25 @@ def main():
     folders = list(dict.fromkeys(run.absolute() for run in given.runs))
     if len(folders) > MOST_RUNS:
         raise UserError(f"{len(folders)} runs: at most {MOST_RUNS} can be told apart in one report; name fewer")
-    every = shown([Run.read(folder) for folder in folders])
     out = given.out or folders[0] / REPORT
-    content = report(every)
-    with atomic_write(out) as file:
-        file.write(content)
+    write_report(folders, out)
     print(out.absolute().as_uri())
 
 
-def report(every):
+def write_report(folders, out, *before):
+    """On the runs in these folders; what comes `before` them are sections of a page (drawing/page.py)."""
+    content = report(shown([Run.read(folder) for folder in folders]), *before)
+    with atomic_write(out) as file:
+        file.write(content)
+
+
+def report(every, *before):
     names = ", ".join(each.name for each in every)
     traced, inspected = traces.traced(every), inspections.inspected(every)
     return page(
         f"Runs: {names}" if len(every) > 1 else f"Run: {names}",
         _head(names, every),
+        *before,
         section("What came of it", tables.results(every)),
         section("Learning", grid(list(map(draw, plots.learning(every))))),
         section("What is sent", grid(list(map(draw, plots.traffic(every))))),

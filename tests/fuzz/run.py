@@ -11,7 +11,7 @@ from tempfile import gettempdir
 import atheris
 
 sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("LSTM", "scripts", "tests"))
-OURS = ["oktopk", "oktopk_training", "corpus", "fix_manifest", "plot_run", "compare_compressors"]
+OURS = ["oktopk", "oktopk_training", "corpus", "fix_manifest", "plot_run", "experiments"]
 PYTHONS = ["pickle", "zipfile", "tarfile", "gzip", "json"]
 for module in PYTHONS:  # they are to be loaded anew
     sys.modules.pop(module, None)

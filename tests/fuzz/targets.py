@@ -20,17 +20,19 @@ import soundfile
 import torch
 
 import report
-from compare_compressors import draw as draw_comparison
-from compare_compressors import options_of, read_outcome
 from corpora import tone
 from corpus.archive import An4Archive
 from corpus.layout import Corpus, Utterance
+from drawing.plot import draw as draw_plot
+from experiments import outcomes, tables
+from experiments.plan import Planned
 from fix_manifest import pairs_of_folder, pairs_of_manifest, write_manifest
 from oktopk.checkpoints import COMMON, WHOLE, CheckpointError, Checkpoints
 from oktopk.tensor_files import DamagedFile, read, sealed
 from oktopk.transports.alone import Alone
 from oktopk_training.errors import UserError
 from oktopk_training.inputs import parse_json
+from oktopk_training.options import Options
 from oktopk_training.runs import Run
 from oktopk_training.saved_models import build_model, load_weights, read_model
 from oktopk_training.tasks.language.text import load_ptb
@@ -293,14 +295,19 @@ def show_inspections(folder, content):
 
 
 def compare(folder, content):
-    (folder / "metrics.jsonl").write_bytes(content)
-    outcome = read_outcome(folder, 2)
-    draw_comparison({"oktopk": [outcome]}).savefig(io.BytesIO(), format="png")
-
-
-def know_run(folder, content):
-    (folder / "config.json").write_bytes(content)
-    options_of(folder)
+    """The configuration, and the metrics behind the first empty line, of a run that an experiment finds."""
+    config, _, metrics = content.partition(b"\n\n")
+    (folder / "config.json").write_bytes(config)
+    (folder / "metrics.jsonl").write_bytes(metrics)
+    found, run = outcomes.read(folder), Planned({"density": "0.02"}, 0, [], Options(max_epochs=2))
+    outcomes.seconds_of(found)
+    if outcomes.is_finished(found, run):
+        came = [outcomes.outcome_of(found, run, target=0.3)] * 2
+        tables.markdown(*tables.table_of(came, ["density"], 0.3))
+        tables.write_csv(io.StringIO(), came, ["density"])
+        if tables.curves_of(came):
+            draw_plot(tables.curves_of(came))
+    outcomes.refuse_another(found, run)
 
 
 def metrics():
@@ -324,8 +331,7 @@ def inspections():
 def configuration():
     options = {"hidden_layers": 2, "hidden_size": 16, "batch_size": 8, "dnn": "lstman4", "dataset": "an4", "lr": 0.01}
     options |= {"compression": True, "compressor": "oktopk", "density": 0.02}
-    command = ["main_trainer.py", "--seed", "0"]
-    content = {"options": options, "ranks": 2, "figures": {"wer": "WER", "cer": "$CER$"}, "command": command}
+    content = {"options": options, "ranks": 2, "figures": {"wer": "WER", "cer": "$CER$"}}
     return json.dumps(content).encode()
 
 
@@ -355,6 +361,5 @@ TARGETS = {
     "corpus": Target(know_corpus, lambda: [b'{"corpus": "this one"}', b"an4/train/wav/a.wav,an4/train/txt/a.txt\n"]),
     "plot": Target(plot, lambda: [configuration() + b"\n\n" + metrics()]),
     "inspections": Target(show_inspections, lambda: [inspections()]),
-    "compare": Target(compare, lambda: [metrics()]),
-    "run": Target(know_run, lambda: [configuration()]),
+    "compare": Target(compare, lambda: [b"{}\n\n" + metrics(), configuration() + b"\n\n" + metrics()]),
 }

@@ -24,8 +24,10 @@ REAL_AN4 = PROJECT.parent / "shared" / "an4_real"
 SMALL = ["--synthetic", "--train-utterances", "12", "--test-utterances", "3"]
 
 
-# The synthetic corpus of SMALL: its version, and the SHA-256 of its names and contents.
+HARD = ["--synthetic", "--hard", "--train-utterances", "4", "--test-utterances", "3"]
+# Of the synthetic corpora of SMALL and HARD: their versions, and the SHA-256 of their names and contents.
 BYTES_OF_VERSION = (4, "a8933e5feca2f7d65a3737c6fb9c2c50d3fa73f1b3d8fb0cc15c4ac905672833")
+BYTES_OF_HARD_VERSION = (1, "d390be1566cc532460708d030104c79c9d45dfded9d49d3ea950dcebf6892da6")
 
 
 def prepare(*arguments, **options):
@@ -195,6 +197,19 @@ class TestBadArchive:
         assert_refused(result, "cannot make the folder", "file/data")
 
 
+def skip_with_other_packages():
+    for package in ("espeakng-loader", "numpy", "scipy"):
+        if f"{package}=={version(package)}" not in (PROJECT / "constraints.txt").read_text().splitlines():
+            pytest.skip(f"the bytes are promised for the {package} of constraints.txt, not for {version(package)}")
+
+
+def digest_of(folder):
+    digest = hashlib.sha256()
+    for name, content in sorted(files_in(folder).items()):
+        digest.update(name.encode() + content)
+    return digest.hexdigest()
+
+
 @pytest.fixture(scope="module")
 def small_corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("synthetic")
@@ -218,14 +233,9 @@ class TestSynthetic:
             assert set(words) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ' ")
 
     def test_has_the_bytes_of_its_version(self, small_corpus):
-        """Whoever means to change the corpus raises VERSION in corpus/synthetic.py too."""
-        for package in ("espeakng-loader", "numpy", "scipy"):
-            if f"{package}=={version(package)}" not in (PROJECT / "constraints.txt").read_text().splitlines():
-                pytest.skip(f"the bytes are promised for the {package} of constraints.txt, not for {version(package)}")
-        digest = hashlib.sha256()
-        for name, content in sorted(files_in(small_corpus).items()):
-            digest.update(name.encode() + content)
-        assert (synthetic.VERSION, digest.hexdigest()) == BYTES_OF_VERSION
+        """Whoever means to change the corpus raises its version in corpus/synthetic.py too."""
+        skip_with_other_packages()
+        assert (synthetic.EASY.version, digest_of(small_corpus)) == BYTES_OF_VERSION
 
     def test_an_utterance_does_not_depend_on_those_before_it(self, small_corpus, tmp_path):
         prepare(*SMALL, "--out", tmp_path)
@@ -287,10 +297,48 @@ class TestSynthetic:
         assert_refused(prepare(*SMALL, "--out", tmp_path / "file" / "data"), "cannot make the folder")
 
     @pytest.mark.parametrize(
-        "arguments", [[], ["a.tgz", "--synthetic"], ["--synthetic", "--train-utterances", "0"], ["--nonsense"]]
+        "arguments",
+        [
+            [],
+            ["a.tgz", "--synthetic"],
+            ["a.tgz", "--hard"],
+            ["--hard"],
+            ["--synthetic", "--train-utterances", "0"],
+            ["--nonsense"],
+        ],
     )
     def test_options_that_make_no_sense(self, arguments):
         result = prepare(*arguments)
         assert result.returncode == 2
         assert "error: " in result.stderr
         assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def hard_corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hard")
+    result = prepare(*HARD, "--out", folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+class TestHard:
+    def test_has_the_bytes_of_its_version(self, hard_corpus):
+        skip_with_other_packages()
+        assert (synthetic.HARD.version, digest_of(hard_corpus)) == BYTES_OF_HARD_VERSION
+
+    def test_is_never_mixed_with_the_easy_one(self, hard_corpus, small_corpus):
+        before = files_in(hard_corpus)
+        assert_refused(prepare("--synthetic", "--out", hard_corpus), "another corpus (synthetic, hard, version 1,")
+        assert_refused(prepare(*HARD, "--out", small_corpus), "another corpus (synthetic, version 4,")
+        assert files_in(hard_corpus) == before
+
+    def test_validation_has_voices_that_training_has_not(self):
+        train, test = ({voice for voice, *_ in synthetic.HARD.speakers[split].values()} for split in ("train", "test"))
+        assert train & test == set()
+
+    def test_an_utterance_does_not_depend_on_those_before_it(self, hard_corpus, tmp_path):
+        folder = shutil.copytree(hard_corpus, tmp_path / "data")
+        sorted(folder.rglob("*.wav"))[-1].unlink()
+        assert prepare(*HARD, "--out", folder).returncode == 0
+        assert files_in(folder) == files_in(hard_corpus)
