@@ -3,6 +3,8 @@
 import statistics
 from dataclasses import dataclass
 
+from oktopk.auto import VARIED
+from oktopk.wire import AUTO
 from oktopk_training.errors import UserError
 from oktopk_training.inputs import printable
 from oktopk_training.runs import Run, number
@@ -12,7 +14,7 @@ DRAWN = 2  # of the figures of a validation: the first says most
 # What may differ between a run that is there and the one that is wanted: its steps do not depend on it.
 FREE = {
     *("run_dir", "resume", "checkpoint_interval", "keep_checkpoints", "watchdog", "trace", "device", "transport"),
-    *("max_epochs", "val_interval"),
+    *("max_epochs", "val_interval", "inspect", "record_gradients"),
 }
 
 
@@ -57,8 +59,9 @@ def refuse_another(found, run):
     if found is None or not found.options:
         return
     wanted = run.options.flat()
+    chosen_there = ("compressor", *VARIED) if run.options.compressor == AUTO else ()
     for name in wanted:
-        if name not in FREE and found.options.get(name) != wanted[name]:
+        if name not in (*FREE, *chosen_there) and found.options.get(name) != wanted[name]:
             raise UserError(
                 f"{found.folder} holds a run with other options (--{name.replace('_', '-')} "
                 f"{printable(found.options.get(name))}, not {wanted[name]}); choose another --out, or remove it"

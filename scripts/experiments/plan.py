@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from oktopk import compressors
 from oktopk.algorithms.oktopk import OkTopk
 from oktopk.choosers import ExactTopK, GaussianThreshold, ReusedThreshold
+from oktopk.registry import find_compressor
 from oktopk_training.command_line import hyphenated
 from oktopk_training.errors import UserError
 from oktopk_training.options import Options, parse_options
@@ -103,7 +103,7 @@ def matters(name, options):
 
 
 def _method(options):
-    return compressors[options.compressor if options.compression else "none"]
+    return find_compressor(options.compressor if options.compression else "none")
 
 
 def _meant(name, options):

@@ -276,6 +276,14 @@ def test_what_steps_do_not_depend_on_may_be_another(tmp_path):
     outcomes.refuse_another(None, run)
 
 
+def test_what_auto_stands_for_is_found_out_by_the_run(tmp_path):
+    (run,) = planned(compression="True", compressor="auto")
+    assert run.values["compressor"] == "auto"
+    outcomes.refuse_another(found(tmp_path / "same", run, compressor="oktopk", wire="gaps"), run)
+    with pytest.raises(UserError, match=r"--density 0\.5"):
+        outcomes.refuse_another(found(tmp_path / "another", run, compressor="oktopk", density=0.5), run)
+
+
 def test_a_longer_run_serves_where_it_was_validated(tmp_path):
     (run,) = planned()
     longer = found(tmp_path, run, 7)
