@@ -8,6 +8,13 @@ torch.distributed; in place, in a buffer that is kept, then scaled) within one r
 ranks share cores. In a lab (lab.py), "link" is what the link of the busiest host carried away, headers included.
 """
 
+import _project  # noqa: F401 - puts LSTM on the path
+
+if __name__ == "__main__":
+    from oktopk_training.job import begin
+
+    begin()
+
 import json
 import os
 import platform
@@ -21,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import _project  # noqa: F401 - puts LSTM on the path
 from lab import sent_from_here
 from oktopk import GradientAverager, Settings, compressors
 from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, Kind, choice, option

@@ -27,6 +27,13 @@ def data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def sigterm_as_before():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def planned(seeds=1, given=(), **varied):
     return plan({name: value.split(",") for name, value in varied.items()}, seeds, [*TRAINED, *given], list)
 

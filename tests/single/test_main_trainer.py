@@ -117,7 +117,7 @@ def test_the_same_seed_twice_gives_the_same_metrics_but_for_times(finished, corp
     assert train(corpus, tmp_path / "again", "--max-epochs", "2", *recording).returncode == 0
     written = read_recorded(tmp_path / "again" / "gradients", 0)
     norms = [record["grad_norm"] for record in metrics(tmp_path / "again") if record["kind"] == "iter"]
-    assert [float(each.double().norm()) for each in written] == pytest.approx(norms[1:4], rel=1e-6)
+    assert [float(each.double().norm()) for each in written] == pytest.approx(norms[1:4], rel=1e-5)  # of float32 sums
     assert untimed(tmp_path / "again") == untimed(run)
 
 

@@ -35,8 +35,7 @@ CASES = {
     "none, momentum": ("none", {"momentum": 0.9}),
 }
 KINDS = ("normal", "layered", "few_nonzeros", "one_region", "extremes", "ties_and_cancellation", "sudden")
-if COMM.size != 2:  # on one number of ranks all of them, on others some
-    KINDS = KINDS[::2]
+KINDS = KINDS[COMM.size % 3 :: 3]  # one, two and three ranks have all of them together
 SMALL, STEPS = 1000, 4
 LARGE, DENSITY, STEADY = 200_000, 0.02, 9  # sparse steps after which thresholds have settled
 FLOAT32 = 4  # bytes
