@@ -1,8 +1,8 @@
 """Predicts a reduction on machines that are not here, from costs measured on one that is: a table and a picture.
 
-    mpiexec -n 2 python scripts/bench_allreduce.py --compressors all --json two.json
-    mpiexec -n 4 python scripts/bench_allreduce.py --compressors all --json four.json
-    python scripts/predict.py two.json four.json --check 1gbit:lab.json --out prediction.png
+    mpiexec -n 2 python scripts/bench_allreduce.py --compressors all --json dense.json
+    mpiexec -n 2 python scripts/bench_allreduce.py --compressors all --density 0.005 --json thin.json
+    python scripts/predict.py dense.json thin.json --check 1gbit:lab.json --out prediction.png
 
 A reduction takes as long as its passes over the gradient (so much for each element), its work on entries (so much for
 each that it sends or receives), its messages (a latency each) and its bytes (by the bandwidth of a rank's link). The
@@ -77,7 +77,8 @@ def volume(name, task):
     if name == "topkA":
         return Volume(k * (p - 1) * entry, task.rounds + 2, k * p)
     if name == "topkSA":
-        return Volume(k * share * entry + task.union * share * entry, p - 1 + task.rounds + 4, k + k + task.union)
+        gathered = min(task.union * entry, n * WORD)  # sparse or dense, whichever is smaller
+        return Volume((k * entry + gathered) * share, p - 1 + task.rounds + 4, k + k + task.union)
     if name == "gtopk":
         return Volume(2 * task.rounds * k * entry, 4 * task.rounds, 3 * k * task.rounds)
     histograms = HISTOGRAMS * BINS * 8 * 2 * share
@@ -141,11 +142,11 @@ def read(path):
 
 
 def fitted(name, files):
-    """Costs by least squares over all files that have the compressor: at least two, of other ranks or densities."""
+    """Costs by least squares over all files that have the compressor: at least two, of other densities."""
     having = [each for each in files if name in each.rows]
     rows = [(each.task.n, volume(name, each.task).entries) for each in having]
     if len(set(rows)) < (1 if name == "dense" else 2):
-        raise UserError(f"{name}: give files of two numbers of ranks, or two densities, that have it")
+        raise UserError(f"{name}: give files of two densities that have it")
     taken = [
         sum(each.rows[name][stage] for stage in ("merge", "compression", "demerge")) / each.crowding for each in having
     ]
