@@ -23,8 +23,7 @@ import torch
 
 from distributed_optimizer import DistributedOptimizer, compressors
 from dl_trainer import DLTrainer
-from oktopk import GradientAverager
-from oktopk.auto import fastest
+from oktopk.averager import fastest_for
 from oktopk.watchdog import set_limit
 from oktopk.wire import AUTO
 from oktopk_training import reports
@@ -108,14 +107,8 @@ def settle(options, trainer, ranks, found):
         return options, None
     if found is not None:
         return with_choice_of(found, options), "as in the run that goes on"
-    parameters = list(trainer.net.named_parameters())
-    communicator = ranks.new_communicator("probing")
-
-    def make(compression, settings):
-        return GradientAverager(parameters, compression, settings, communicator)
-
-    names = [name for name, _ in parameters]
-    choice = fastest(make, names, options.settings, communicator, options.torch_device)
+    parameters = [(name, each) for name, each in trainer.net.named_parameters() if each.requires_grad]
+    choice = fastest_for(parameters, options.settings, ranks.new_communicator("probing"))
     return replace(options, compressor=choice.compression, settings=choice.settings), choice.reason
 
 

@@ -16,7 +16,6 @@ from .nodes import ranks_by_host
 from .wire import AUTO, lossless
 
 PATTERN = 1 << 20  # values of a random gradient, again and again: to make each anew would take longer than to reduce it
-
 TRIES = 5
 VARIED = ("wire", "hierarchical")  # of the settings
 ENOUGH_SECONDS = 5.0  # of one form: a slow one is not tried as often

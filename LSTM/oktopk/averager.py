@@ -54,7 +54,11 @@ class GradientAverager:
         self.communicator = _communicator(communicator)
         shapes = [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in trainable]
         insist_on_the_same_settings(self.communicator, (shapes, self.compressor.name, self.settings))
-        self.choice = self._choose(trainable) if self.compressor is FASTEST else None
+        self.choice = None
+        if self.compressor is FASTEST:
+            self.choice = fastest_for(trainable, self.settings, self.communicator)
+            if self.rank() == 0:
+                log.info("%s: %s", AUTO, self.choice.reason)
         with enough_for(BUFFERS):
             groups = [merge(group, self.settings.merge_size) for group in _split(trainable, self.settings)]
             self._sparse, self._dense = groups
@@ -67,16 +71,6 @@ class GradientAverager:
         self.skipped_steps = self._skips_in_a_row = 0
         self._closed = False
         self._said = set()
-
-    def _choose(self, trainable):
-        def make(compression, settings):
-            return GradientAverager(trainable, compression, settings, self.communicator)
-
-        names, device = [name for name, _ in trainable], trainable[0][1].device
-        choice = fastest(make, names, self.settings, self.communicator, device)
-        if self.rank() == 0:
-            log.info("%s: %s", AUTO, choice.reason)
-        return choice
 
     def _make_reducers(self):
         if self.choice is not None:
@@ -319,6 +313,16 @@ class GradientAverager:
         for reducer in self._reducers:
             reducer.reset()
         self.skipped_steps = self._skips_in_a_row = 0
+
+
+def fastest_for(named_parameters, settings, communicator):
+    """The `Choice` (see auto.py) for a model with these parameters, of which it changes nothing."""
+
+    def make(compression, settings):
+        return GradientAverager(named_parameters, compression, settings, communicator)
+
+    names, device = [name for name, _ in named_parameters], named_parameters[0][1].device
+    return fastest(make, names, settings, communicator, device)
 
 
 def _split(named_parameters, settings):
