@@ -7,4 +7,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
 say "Tests"
-exec "$python" -m pytest "$@"
+exec "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
