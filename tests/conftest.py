@@ -1,4 +1,4 @@
-"""For all tests: Hypothesis without deadlines, for kernels compile on first use and machines are busy; who runs alone."""
+"""For all tests: Hypothesis without deadlines, for kernels compile on first use; and which tests run alone."""
 
 import fcntl
 

@@ -26,7 +26,7 @@ MEGABITS = 200
 
 @needs_root_and_iproute2
 def test_hosts_have_only_their_links_and_ranks_of_a_host_share_memory(tmp_path):
-    """Bytes by the interfaces are those that the communicator counted, and headers; no link is faster than was asked."""
+    """Bytes by the interfaces are those that were counted, and headers; no link is faster than was asked."""
     network = ("--hosts", 2, "--ranks-per-host", 2, "--rate", f"{MEGABITS}mbit", "--json", tmp_path / "bytes.json")
     done = run_script(LAB, *network, "--", sys.executable, WORKERS / "links.py")
     assert done.returncode == 0, done.stderr
