@@ -9,18 +9,22 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-def _wants_all_cores(item):
-    return "parallel" in item.path.parts
+# Many small messages between more ranks than cores, or a rate that is looked at: beside other tests they take for ever.
+ALONE = ("test_laws.py", "test_reducer_under_mpi.py", "test_lab.py")
+
+
+def _runs_alone(item):
+    return item.path.name in ALONE
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that start ranks come last: two workers (scripts/test.sh) are then both busy until those begin."""
-    items.sort(key=_wants_all_cores)
+    """Those that run alone come last: several workers (scripts/test.sh) are then all busy until they begin."""
+    items.sort(key=_runs_alone)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Of two workers, one waits while the other runs a test that starts ranks; the wait counts in no test's time."""
+    """Other workers wait while a test runs alone; the wait counts in no test's time."""
     with open(__file__) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if _wants_all_cores(item) else fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX if _runs_alone(item) else fcntl.LOCK_SH)
         return (yield)

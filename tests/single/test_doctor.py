@@ -171,7 +171,8 @@ def test_faulty_data_are_named_with_their_line(tmp_path):
         (tmp_path / name).write_text("gone.wav,gone.txt\n")
     done = diagnose(tmp_path, tmp_path)
     assert done.returncode == 1
-    assert f"{tmp_path}/an4_train_manifest.csv:1: there is no audio file" in " ".join(done.stdout.split())
+    said = f"{tmp_path}/an4_train_manifest.csv:1: there is no audio file"
+    assert said.replace(" ", "") in "".join(done.stdout.split())  # a long path is broken anywhere
 
 
 def test_a_place_that_cannot_be_written_is_a_fault(corpus, tmp_path):

@@ -81,7 +81,8 @@ def test_without_an_environment_one_is_made_from_the_pins_and_torch_comes_first(
     assert asked.index("torch==") < asked.index("--requirement")
     assert asked.count(f"--constraint {machine.project}/constraints.txt") == 2
     assert "\nmpich>=" in asked
-    assert asked.endswith("-m pytest -k one\n")
+    assert "-m pytest --" in asked
+    assert asked.endswith(" -k one\n")
     assert str(machine.project / ".venv") in result.stdout
 
 
@@ -90,7 +91,7 @@ def test_the_second_time_nothing_is_installed(machine):
     result = machine.run("test.sh")
     assert result.returncode == 0
     assert "complete" in result.stdout
-    assert machine.asked.endswith("\n-m pytest\n")
+    assert "-m pytest --" in machine.asked.splitlines()[-1]
     assert "pip" not in machine.asked
     assert "-m venv" not in machine.asked
 

@@ -33,8 +33,8 @@ NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values(
 THRESHOLD = ("topkAopt", "gaussiank", "gaussiankconcat", "gaussiankSA")
 EXACT = ("topkA", "topkA2", "topkSA", "gtopk", "oktopk")
 FEW = COMM.size <= 3  # ranks: with more, on few cores, iterations cost more and show little else
-LONG = 100 if FEW else 24  # iterations: drift shows late
-SHORT = 6 if FEW else 4
+LONG = 100 if FEW else 12  # iterations: drift shows late
+SHORT = 6 if FEW else 3
 WITH_MORE = (1, 2, 3, 5)  # ranks on which wires that round and nodes of several ranks are tried too
 NODES = {"hierarchical": True, "ranks_per_node": 2}  # with an odd number of ranks, the last one has a node of its own
 LOSSLESS = [name for name, wire in wires.items() if not wire.precision]

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from oktopk import GradientAverager, Settings, compressors
 
 COMM = MPI.COMM_WORLD
-ITERATIONS = 100 if COMM.size == 2 else 30
+ITERATIONS = 60 if COMM.size == 2 else 10
 WORD = 4
 
 
