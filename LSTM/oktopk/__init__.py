@@ -5,7 +5,7 @@
 
 From the outside in: `optimizer` wraps any torch optimizer; `averager` turns a model's gradients into their means;
 `reducer` does that for one flat gradient, with `choosers` that say what is sent and `algorithms` that say how it is
-summed; `exchange`, `wire` and `communicator` carry it; `operations` and `kernels` compute.
+summed; `exchange`, `wire` and `communicator` carry it; `operations` computes.
 Nothing is loaded before it is asked for.
 """
 

@@ -32,7 +32,7 @@ LOOK_BELOW = OCTAVE // 8  # under a Gaussian search's expected threshold, 8%: wh
 
 
 class Chooser(abc.ABC):
-    """Made with the tensor operations (`operations.TorchOps` or `kernels.CpuOps`), n, k and the settings."""
+    """Made with the tensor operations (`operations.TorchOps` or `cpu_operations.CpuOps`), n, k and the settings."""
 
     kept = ()  # names of the attributes that the next choice depends on: whole numbers or None
 

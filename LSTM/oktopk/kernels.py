@@ -4,27 +4,20 @@ The magnitude of a float32 sorts like its bits without the sign, so every compar
 *bound* is such a bit pattern. Large arrays are walked 64 elements at a time: one vector comparison gives a 64-bit mask
 of the elements that pass, and only those are visited. At a density of 2% that reads memory at nearly the speed of a
 bare copy. Every kernel runs without the GIL. Their types are written down, so they are compiled (or, the next time,
-read from the cache) on import, and no step waits for that. `CpuOps`, at the end, is what the others call.
+read from the cache) on import, and no step waits for that. `cpu_operations.CpuOps` is what the others call.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import float32, float64, int32, int64, njit, types, uint64, void
 from numba.extending import intrinsic
 
 from . import entries
-from .entries import GUESS_SLACK, OCTAVE, RADIX_PARTS, Entries, bin_of_kth, kth_magnitude
 
 MAGNITUDE = np.int32(entries.MAGNITUDE)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
 COUNTERS = 4  # of each bin: the same bin again would wait until the last addition to it is done
-SHORTEST_PIECE = 1 << 18  # elements, for a thread
-PIECES_OF_MOMENTS = 64
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
 
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
@@ -309,202 +302,3 @@ def moments(array):
         total += x
         squares += x * x
     return total, squares
-
-
-# ---- several threads: as many as torch has, for what passes over the whole gradient
-
-
-@cache
-def _pool(threads):
-    return ThreadPoolExecutor(threads, "oktopk")
-
-
-def _pieces(size, most):
-    """Borders of even pieces of an array, `most` of them at most, and none too short to be worth a thread."""
-    count = max(1, min(most, size // SHORTEST_PIECE))
-    return [size * i // count // GROUP * GROUP for i in range(count)] + [size]
-
-
-def _for_each(work, borders):
-    """What `work(start, end)` returns for each piece."""
-    starts, ends, threads = borders[:-1], borders[1:], torch.get_num_threads()
-    if threads == 1 or len(starts) == 1:
-        return list(map(work, starts, ends))
-    return list(_pool(threads).map(work, starts, ends))
-
-
-# ---- what algorithms and choosers are written against
-
-
-class CpuOps:
-    """What `operations.TorchOps` does, over the memory of CPU tensors; nothing is copied on the way in or out."""
-
-    @staticmethod
-    def norm(tensor):
-        return _moments(tensor)[1] ** 0.5
-
-    @staticmethod
-    def is_finite(tensor):
-        return CpuOps.count_at_least(tensor, entries.INFINITY) == 0
-
-    @staticmethod
-    def mean_and_deviation(tensor):
-        total, squares = _moments(tensor)
-        mean = total / tensor.numel()
-        return mean, max(0.0, squares / tensor.numel() - mean * mean) ** 0.5
-
-    @staticmethod
-    def accumulate(residual, gradient, bound=None, room=0):
-        """residual += gradient; gradient = 0. With a bound: also the entries that reach it, or None if over `room`."""
-        if bound is None:
-            residual.add_(gradient)
-            gradient.zero_()
-            return None
-        indices, values = _empty(room)
-        count = _accumulate(residual.numpy(), gradient.numpy(), np.int32(bound), indices, values)
-        return None if count < 0 else _entries(indices, values, count)
-
-    @staticmethod
-    def count_at_least(tensor, bound):
-        return int(count_at_least(tensor.numpy(), np.int32(bound)))
-
-    @staticmethod
-    def at_least(tensor, bound):
-        array = tensor.numpy()
-        indices, values = _empty(count_at_least(array, np.int32(bound)))
-        collect_at_least(array, np.int32(bound), indices, values)
-        return _entries(indices, values, len(indices))
-
-    @staticmethod
-    def candidates(tensor, k):
-        """Entries of a dense tensor among which the k largest are: all from the bin of the k-th on."""
-        shift, width = RADIX_PARTS[0]
-        chosen, _ = bin_of_kth(_histogram(tensor, shift, width, 0), k)
-        return CpuOps.at_least(tensor, max(1, chosen << shift))
-
-    @staticmethod
-    def guess(bound, last):
-        change = 0 if last is None else bound - last
-        return max(1, bound + min(change, change // 2, OCTAVE) - GUESS_SLACK)
-
-    @staticmethod
-    def ranking(entries):
-        return CpuRanking(entries)
-
-    @staticmethod
-    def entries_at_least(entries, bound):
-        return CpuRanking(entries).keep(bound - 1, 0, entries.count)
-
-    @staticmethod
-    def sum_lists(lists, counts, low, high):
-        if lists.count in counts:
-            return lists
-        starts = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
-        indices, values = _empty(min(lists.count, high - low))
-        count = sum_lists(lists.indices.numpy(), lists.values.numpy(), starts, int(low), int(high), indices, values)
-        return _entries(indices, values, count)
-
-    @staticmethod
-    def without_zeros(entries):
-        return entries  # `sum_lists` left them out
-
-    @staticmethod
-    def common(entries, others):
-        indices, values = _empty(min(entries.count, others.count) + 1)
-        count = common(entries.indices.numpy(), entries.values.numpy(), others.indices.numpy(), indices, values)
-        return _entries(indices, values, count)
-
-    @staticmethod
-    def differences(before, after):
-        indices, values = _empty(before.count)
-        arrays = (part.numpy() for part in (*before, *after))
-        return _entries(indices, values, differences(*arrays, indices, values))
-
-    @staticmethod
-    def put(tensor, entries):
-        put(tensor.numpy(), entries.indices.numpy(), entries.values.numpy())
-
-    @staticmethod
-    def subtract(tensor, entries):
-        add(tensor.numpy(), entries.indices.numpy(), entries.values.numpy(), np.float32(-1))
-
-    @staticmethod
-    def add(tensor, entries):
-        add(tensor.numpy(), entries.indices.numpy(), entries.values.numpy(), np.float32(1))
-
-    @staticmethod
-    def clear(tensor, entries):
-        clear(tensor.numpy(), entries.indices.numpy(), entries.values.numpy())
-
-
-class CpuRanking:
-    """Entries ranked by histograms of their magnitudes' bits, without sorting."""
-
-    def __init__(self, entries):
-        self._entries = entries
-
-    def largest(self, k):
-        bound, ties = kth_magnitude(self.histogram, k)
-        return self.keep(bound, ties, min(k, self._entries.count)), bound
-
-    def keep(self, bound, ties, count):
-        indices, values = _empty(count)
-        arrays = (part.numpy() for part in self._entries)
-        return _entries(indices, values, keep(*arrays, np.int32(bound), int(ties), indices, values))
-
-    def histogram(self, shift, width, prefix):
-        return _histogram(self._entries.values, shift, width, prefix)
-
-
-def _moments(tensor):
-    """In pieces that do not depend on the number of threads, for sums of others would differ in their last bits."""
-    array = tensor.numpy()
-    parts = _for_each(lambda start, end: moments(array[start:end]), _pieces(array.size, PIECES_OF_MOMENTS))
-    return sum(total for total, _ in parts), sum(squares for _, squares in parts)
-
-
-def _accumulate(residual, gradient, bound, indices, values):
-    """`accumulate`, by all threads: each fills its share of the room, and all move up."""
-    borders = _pieces(residual.size, torch.get_num_threads())
-    rooms = [indices.size * i // (len(borders) - 1) for i in range(len(borders))]
-    first = dict(zip(borders, rooms, strict=False))
-    last = dict(zip(borders[1:], rooms[1:], strict=True))
-
-    def collect(start, end):
-        room = slice(first[start], last[end])
-        return accumulate(residual[start:end], gradient[start:end], bound, indices[room], values[room])
-
-    found = _for_each(collect, borders)
-    if min(found) < 0:
-        return _collect(residual, bound, indices, values) if len(found) > 1 else -1
-    count = 0
-    for start, some in zip(borders, found, strict=False):
-        there = slice(first[start], first[start] + some)
-        np.add(indices[there], np.int32(start), out=indices[count : count + some])
-        values[count : count + some] = values[there]
-        count += some
-    return count
-
-
-def _collect(array, bound, indices, values):
-    """What reaches the bound, or -1 if there is more than there is room for."""
-    count = count_at_least(array, bound)
-    if count > indices.size:
-        return -1
-    collect_at_least(array, bound, indices[:count], values[:count])
-    return count
-
-
-def _histogram(values, shift, width, prefix):
-    bins = np.empty(1 << width, np.int64)
-    histogram(values.numpy(), shift, width, prefix, bins)
-    return torch.from_numpy(bins)
-
-
-def _empty(count):
-    return np.empty(count, np.int32), np.empty(count, np.float32)
-
-
-def _entries(indices, values, count):
-    return Entries(torch.from_numpy(indices[:count]), torch.from_numpy(values[:count]))

@@ -1,7 +1,7 @@
 """The operations on entries in torch, for tensors on any device.
 
-`kernels.CpuOps` does the same through Numba where tensors are on the CPU: the two agree element for element. Algorithms
-and choosers are written against either.
+`cpu_operations.CpuOps` does the same through Numba where tensors are on the CPU: the two agree element for element.
+Algorithms and choosers are written against either.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ SLACK = 2 ** (-GUESS_SLACK / OCTAVE)
 def ops_for(device):
     """The operations for tensors on this device. Numba is an extra, and no other device needs it."""
     if on_cpu(device) and importlib.util.find_spec("numba"):
-        from .kernels import CpuOps
+        from .cpu_operations import CpuOps
 
         return CpuOps
     return TorchOps

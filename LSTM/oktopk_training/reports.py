@@ -66,7 +66,7 @@ def announce_plan(log, plan, options, ranks):
 def _announce_phases(log, plan, options):
     compressor, density, warm_up = options.compressor, options.settings.density, options.settings.warmup_iters
     if not options.compression:
-        log.info("every step is dense; --compression lets a compressor choose what is sent")
+        log.info("every step is dense: --compressor %s needs --compression beside it", compressor)
     elif not options.is_sparse:
         log.info("every step is dense: --compressor %s sends everything", compressor)
     elif not plan.dense:

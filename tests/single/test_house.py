@@ -20,6 +20,7 @@ FLOORS = [
     "entries",
     "kernels coding communicator report buffers",
     "coding_kernels wire",
+    "cpu_operations",
     "operations",
     "exchange agreement transports.alone transports.mpi transports.torch",
     "choosers transports",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from values import BOTH, FLOATS, VECTORS, assert_same, assert_sorted_by_definition, entries
 
-from oktopk import kernels
+from oktopk import cpu_operations, kernels
+from oktopk.cpu_operations import CpuOps
 from oktopk.entries import RADIX_PARTS, RADIX_PARTS_ON_THE_WIRE, Entries, bits_of, kth_magnitude, magnitude_of
-from oktopk.kernels import CpuOps
 from oktopk.operations import SAMPLE, TorchOps, ops_for
 
 PARTS = st.sampled_from([*RADIX_PARTS, *RADIX_PARTS_ON_THE_WIRE])
@@ -141,7 +141,7 @@ def test_accumulate_agrees_and_gives_up_when_there_is_no_room(array, room, magni
 
 @pytest.fixture
 def three_threads(monkeypatch):
-    monkeypatch.setattr(kernels, "SHORTEST_PIECE", kernels.GROUP)
+    monkeypatch.setattr(cpu_operations, "SHORTEST_PIECE", kernels.GROUP)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from oktopk.cpu_operations import CpuOps
 from oktopk.entries import Entries
-from oktopk.kernels import CpuOps
 from oktopk.operations import TorchOps
 
 BOTH = pytest.mark.parametrize("ops", [CpuOps, TorchOps])

@@ -21,7 +21,7 @@ import oktopk.testing.bench
 from oktopk import compressors
 from oktopk.algorithms.topka import TopkA
 from oktopk.choosers import ExactTopK
-from oktopk.kernels import CpuOps
+from oktopk.cpu_operations import CpuOps
 from oktopk.operations import TorchOps
 from oktopk.registry import Compressor
 from oktopk.testing import Case, LawBroken, broken_law, cases, check_compressor
