@@ -150,14 +150,14 @@ class Job:
 def train(job, plan, found, changes):
     trainer, options, ranks, run = job.trainer, job.options, job.ranks, job.run
     announce(trainer, options, ranks, plan, run)
-    ranks.share_model(trainer.net)
     job.optimizer = distribute(trainer, options, ranks)
     job.recorder = Recorder(options.run_dir, options.record_gradients, ranks.rank)
     job.progress = progress = Progress(reports.Summary(trainer.task.figures))
     job.keeper.watch(options, trainer, job.optimizer, progress, run, job.signals)
-    if found is not None:
-        go_on(job, found, changes)
     with tracing(options.trace, ranks, options.run_dir) as job.tracer:
+        ranks.share_model(trainer.net)
+        if found is not None:
+            go_on(job, found, changes)
         job.inspector = inspector_of(options.inspect, ranks, job.optimizer.averager, run)  # it is not traced
         train_epochs(job)
     job.optimizer.stop()

@@ -13,7 +13,9 @@ import pytest
 from ranks import ROOT, SECONDS_TO_END, WORKERS, run_script
 
 import lab
+from corpora import SMALL, make_corpus
 from oktopk_training.errors import UserError
+from oktopk_training.trace_files import read_trace
 
 needs_root_and_iproute2 = pytest.mark.skipif(
     os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")), reason="a lab needs root and iproute2"
@@ -39,6 +41,18 @@ def test_hosts_have_only_their_links_and_ranks_of_a_host_share_memory(tmp_path):
         assert counted["hosts"][host]["received"] == pytest.approx(HEADERS * sent, rel=0.03)
         assert f"{counted['hosts'][host]['sent']:,} bytes sent" in done.stderr
     assert HEADERS * found["sent"]["host0"] * 8 / found["seconds"] < 1.05 * MEGABITS * 1e6  # less, where cores are busy
+
+
+@needs_root_and_iproute2
+def test_a_trace_holds_the_bytes_that_went_over_the_links(tmp_path):
+    """From the first model that ranks share to the last validation."""
+    corpus = make_corpus(tmp_path / "corpus", train=8, val=2)
+    options = (*SMALL, "--hidden-size", 128, "--data-dir", corpus, "--run-dir", tmp_path / "run", "--max-epochs", 1)
+    program = (sys.executable, "-m", "mpi4py", ROOT / "LSTM" / "main_trainer.py", *options, "--trace")
+    done = run_script(LAB, "--hosts", 2, "--rate", "1gbit", "--json", tmp_path / "bytes.json", "--", *program)
+    assert done.returncode == 0, done.stderr
+    links, traced = json.loads((tmp_path / "bytes.json").read_text()), read_trace(tmp_path / "run")
+    assert links["sent"] == pytest.approx(HEADERS * sum(each.sent for each in traced), rel=0.03)
 
 
 @needs_root_and_iproute2
