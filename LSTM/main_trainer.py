@@ -8,12 +8,16 @@ Validation and saved models use batch-norm statistics that are averaged over the
 """
 
 if __name__ == "__main__":
+    import signal
+
     from oktopk_training.job import begin
 
     begin()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
 
 import logging
 import math
+import os
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -28,6 +32,7 @@ from oktopk.watchdog import set_limit
 from oktopk.wire import AUTO
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
+from oktopk_training.files import writing
 from oktopk_training.inspecting import NoInspector, inspector_of
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
@@ -36,7 +41,7 @@ from oktopk_training.recorded import Recorder
 from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of, with_choice_of
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
-from oktopk_training.saved_models import save_model
+from oktopk_training.saved_models import read_model, save_model
 from oktopk_training.step import step_of
 from oktopk_training.tracing import NoTracer, tracing
 
@@ -184,12 +189,13 @@ def go_on(job, found, changes):
     """Everything as it was when the checkpoint was made."""
     job.ranks.together(lambda: job.keeper.restore(found))
     progress, options = job.progress, job.options
+    progress.best = job.ranks.from_first(lambda: best_that_is_there(progress.best, job.run.folder / CHECKPOINTS))
     log.info("goes on from the checkpoint of step %d (epoch %d)", progress.step, progress.epoch)
     for change in changes:
         log.warning("not the steps of a run that never ended: %s", change)
     if progress.epoch >= options.max_epochs:
         log.info("all %d epochs are done: nothing is left to train", progress.epoch)
-    job.run.event("resumed", iter=progress.step, ranks=job.ranks.size, ranks_before=found.ranks, changes=changes)
+    job.run.resumed(iter=progress.step, ranks=job.ranks.size, ranks_before=found.ranks, changes=changes)
 
 
 def validate(job):
@@ -203,6 +209,24 @@ def validate(job):
     if not math.isfinite(figures["loss"]):
         log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
     job.progress.best = save(trainer, ranks, run, figures, job.progress.best)
+
+
+def best_that_is_there(best, folder):
+    """The figures of best.pt, if it is the model that they are of; one of another past is put aside."""
+    path = folder / "best.pt"
+    try:
+        epoch = read_model(path)["epoch"] if path.exists() else None
+    except UserError as error:
+        log.warning("%s; the best model from here on is looked for", error)
+        return None
+    if best is not None and best["epoch"] == epoch:
+        return best
+    if epoch is not None:
+        aside = path.with_name("best.before.pt")
+        with writing(path):
+            os.replace(path, aside)
+        log.warning("best.pt is of epoch %s, which this run trains anew: it is %s now", epoch, aside)
+    return None
 
 
 def report_best(job):

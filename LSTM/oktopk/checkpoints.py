@@ -21,7 +21,7 @@ import torch
 from . import tensor_files
 from .communicator import Communicator
 from .shares import regrouped, sources
-from .tensor_files import DamagedFile
+from .tensor_files import DamagedFile, StrangeContent
 from .transports import connect, over
 
 log = logging.getLogger("oktopk.checkpoints")
@@ -48,16 +48,24 @@ class Checkpoints:
     """`communicator` is one of ours, an mpi4py one, a process group, or None for all ranks that were started."""
 
     def __init__(self, folder, communicator=None, keep=3):
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint is kept")
         self.folder, self.keep = Path(folder), keep
+        self._came_to = None  # the step that was loaded or saved last
         self._owns_communicator = not isinstance(communicator, Communicator)
         self._communicator = connect() if communicator is None else over(communicator)
 
     def save(self, step, state, common=None):
         """Write this rank's `state`, and rank 0's `common`: dictionaries, lists, tensors and plain values.
 
-        Older ones than the newest `keep` go, once this one is whole; one of the same step counts until then.
+        Older ones than the newest `keep` go, once this one is whole; one of the same step counts until then. Where
+        some are of later steps, all after what was loaded or saved last are of another past, and go; where nothing
+        was, none is touched and nothing is saved.
         """
+        if step < 0:
+            raise ValueError(f"step {step}: steps are counted from 0")
         place = self.folder / f"step-{step:08d}"
+        self._on_first(lambda: self._make_way_for(step))
         try:
             self._on_first(lambda: _make_room(place))
             files = self._write_parts(place, state, common)
@@ -66,6 +74,18 @@ class Checkpoints:
             if self._communicator.rank == 0:  # the disk may be full because of it
                 _give_up(place)
             raise
+        self._came_to = step
+
+    def _make_way_for(self, step):
+        later = [each for each in self.steps() if each > step]
+        if not later:
+            return
+        if self._came_to is None or self._came_to > step:
+            raise StrangeContent(
+                f"{self.folder} has a checkpoint of step {later[0]} from before, which is later than {step}: go on "
+                "from what load() gives, or choose another folder"
+            )
+        self._discard_after(self._came_to)
 
     def _write_parts(self, place, state, common):
         rank = self._communicator.rank
@@ -93,7 +113,12 @@ class Checkpoints:
 
     def discard_after(self, step):
         """Whoever goes on from here comes to later steps again, and what was saved there is of another past."""
-        self._on_first(lambda: [_remove(path) for later, path in _folders(self.folder) if later > step] and None)
+        self._on_first(lambda: self._discard_after(step))
+
+    def _discard_after(self, step):
+        for later, path in _folders(self.folder):
+            if later > step:
+                _remove(path)
 
     def load(self, step=None):
         """The newest whole one, or that of a step; None if there is none at all. Damaged ones are said and passed."""
@@ -127,6 +152,7 @@ class Checkpoints:
 
         found = []
         self._everyones(lambda: found.append(read()))
+        self._came_to = step
         return Checkpoint(step, *found[0])
 
     def close(self):
@@ -141,7 +167,7 @@ class Checkpoints:
         """What the action returns on each rank, if JSON has it. Where it fails on any, all raise the same."""
         try:
             said = {"value": action()}
-        except DamagedFile as error:
+        except (DamagedFile, StrangeContent) as error:
             said = {"error": str(error)}
         except OSError as error:
             said = {"error": f"{error.filename or self.folder}: {error.strerror or error}"}
@@ -164,7 +190,12 @@ def _folders(folder):
     if not folder.is_dir():
         return []
     named = ((_FOLDER.fullmatch(path.name), path) for path in sorted(folder.iterdir(), reverse=True))
-    return [(int(match[1]), path) for match, path in named if match and path.is_dir() and not path.is_symlink()]
+    return [(int(match[1]), path) for match, path in named if match and path.is_dir()]
+
+
+def has_checkpoints(folder):
+    """Whether there is one that counts."""
+    return bool(_whole(Path(folder)))
 
 
 def _whole(folder):
@@ -194,7 +225,10 @@ def _give_up(place):
 
 
 def _remove(place):
-    """It stops to count before its parts go."""
+    """It stops to count before its parts go. What a link leads to stays: it may be anybody's."""
+    if place.is_symlink():
+        place.unlink()
+        return
     (place / WHOLE).unlink(missing_ok=True)
     shutil.rmtree(place)
 

@@ -16,12 +16,17 @@ import stat
 import struct
 import sys
 import zipfile
+from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
 
 SEAL = b"sha256 "
 _DIGITS = 64
+_TAKEN = (
+    "which is not taken: make it one of dictionaries, lists, tuples, text, numbers, None, and plain tensors of the "
+    "usual types (of a parameter, what detach() gives; of a Counter, dict() of it)"
+)
 _BLOCK = 1 << 20
 _MOST_DESCRIBED = 1 << 22  # bytes of data.pkl, and of the archive's index: a thousand tensors take a twentieth of it
 _DTYPES = {
@@ -55,6 +60,10 @@ class DamagedFile(ValueError):
     """It is not what was written, or was made by somebody else."""
 
 
+class StrangeContent(TypeError):
+    """What is to be written would not be read."""
+
+
 # ---- writing
 
 
@@ -66,13 +75,41 @@ def write(path, content):
 
 
 def sealed(content):
-    """The bytes of a file of this content."""
+    """The bytes of a file of this content. What the reader would refuse is a `StrangeContent`."""
+    _refuse_strange(content)
     whole = io.BytesIO()
     torch.save(content, whole)
+    _refuse_long_description(whole)
     whole.seek(-2, os.SEEK_END)  # the length of the comment comes last
     whole.write(struct.pack("<H", len(SEAL) + _DIGITS) + SEAL)
     whole.write(hashlib.sha256(whole.getbuffer()).hexdigest().encode())
     return whole.getbuffer()
+
+
+def _refuse_strange(content, *where):
+    kind = type(content)
+    if kind is torch.Tensor:
+        if content.layout != torch.strided or content.dtype not in _DTYPES.values():
+            raise StrangeContent(f"{_place(where)} is a tensor of {content.layout} and {content.dtype}, {_TAKEN}")
+    elif kind in (dict, OrderedDict):
+        for key, value in content.items():
+            _refuse_strange(key, *where, "a key")
+            _refuse_strange(value, *where, key)
+    elif kind in (list, tuple):
+        for number, each in enumerate(content):
+            _refuse_strange(each, *where, number)
+    elif kind not in (str, int, float, bool, type(None)):
+        raise StrangeContent(f"{_place(where)} is of the type {kind.__module__}.{kind.__qualname__}, {_TAKEN}")
+
+
+def _place(where):
+    return "".join(f"[{each!r}]" for each in where) or "the content"
+
+
+def _refuse_long_description(whole):
+    with zipfile.ZipFile(whole) as archive:
+        if max(each.file_size for each in archive.infolist() if each.filename.endswith("/data.pkl")) > _MOST_DESCRIBED:
+            raise StrangeContent("it has a million plain values or so: put them into a tensor")
 
 
 def write_bytes(path, content):

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from oktopk.auto import VARIED
-from oktopk.checkpoints import WHOLE, CheckpointError, Checkpoints
+from oktopk.checkpoints import CheckpointError, Checkpoints, has_checkpoints
 from oktopk.optimizer import STATE
 
 from .errors import SharedError, UserError
@@ -53,7 +53,7 @@ def start_of(options, runs):
         return _named_start(options)
     if options.run_dir is not None:
         folder = Path(options.run_dir).absolute()
-        return Start(folder, (folder / METRICS).exists())
+        return Start(folder, (folder / METRICS).exists() or has_checkpoints(folder / CHECKPOINTS))
     newest = max(runs.glob(f"*/{METRICS}"), key=os.path.getmtime, default=None)
     return Start(newest and newest.parent, newest is not None)
 
@@ -62,7 +62,7 @@ def _named_start(options):
     place = find_folder(options.resume, "--resume", "name a run's folder, or a checkpoint in it")
     checkpoint = re.fullmatch(r"step-(\d{1,18})", place.name)
     folder = place.parents[1] if checkpoint else place
-    if not any(folder.glob(f"{CHECKPOINTS}/step-*/{WHOLE}")):
+    if not has_checkpoints(folder / CHECKPOINTS):
         raise UserError(f"--resume {options.resume}: there is no whole checkpoint; name a run's folder that has one")
     if options.run_dir is not None and Path(options.run_dir).resolve() != folder:
         raise UserError(f"--resume {options.resume} goes on in that run's own folder; leave --run-dir out")

@@ -19,6 +19,8 @@ import numpy
 import torch
 from tqdm import tqdm
 
+from oktopk.checkpoints import has_checkpoints
+
 from .errors import UserError
 from .files import atomic_write, make_folder, writing
 from .places import PROJECT
@@ -28,6 +30,7 @@ log = logging.getLogger("oktopk")
 
 SIGNAL_STATUS = 128  # and the signal's number, as a shell reports it
 _SIGNALS = {each.value for each in signal.Signals}
+LONGEST_RECORD = 1 << 20  # bytes
 _EARLY_LINES = 1000  # log lines kept until there is a train.log to put them into
 
 _EPOCH = {
@@ -53,7 +56,7 @@ def run_folder(path, name, resumes=False):
     chosen = path is not None
     path = Path(path).absolute() if chosen else runs_of(name) / time.strftime("%Y-%m-%d_%H-%M-%S")
     with writing(path):
-        taken = chosen and not resumes and (path / METRICS).exists()
+        taken = chosen and not resumes and ((path / METRICS).exists() or has_checkpoints(path / CHECKPOINTS))
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
     if taken:
         raise _taken(path)
@@ -120,10 +123,9 @@ class RunLog:
     def __init__(self, folder, config, steps, went_on_at=None):
         """`went_on_at` is (step, position in metrics.jsonl) of the checkpoint that the run goes on from."""
         self.folder, (first, position) = folder, went_on_at or (0, 0)
-        self._position, self._loses, self._inspections = position, False, None
+        self._first, self._position, self._loses, self._inspections = first, position, False, None
         if went_on_at is not None:
-            self._metrics = _take_up(folder, position)
-            _cut(folder / INSPECTIONS, first)
+            self._metrics = _take_up(folder)
             self._open(config, first)
         else:
             with ExitStack() as undo:
@@ -198,6 +200,13 @@ class RunLog:
     def event(self, name, **values):
         self._write("event", {"name": name, **values})
 
+    def resumed(self, **values):
+        """The checkpoint has been taken: what was written down after it comes again."""
+        with writing(self.folder / METRICS):
+            _cut_at(self._metrics, self._position, self.folder / METRICS)
+        _cut(self.folder / INSPECTIONS, self._first)
+        self.event("resumed", **values)
+
     def inspection(self, record):
         """A line of a file of its own, which is there only if somebody inspects."""
         with self._lost_records(INSPECTIONS):
@@ -246,6 +255,9 @@ class NoRunLog:
         pass
 
     def event(self, name, **values):
+        pass
+
+    def resumed(self, **values):
         pass
 
     def inspection(self, record):
@@ -298,16 +310,20 @@ def _locked(file, folder):
     return file
 
 
-def _take_up(folder, position):
-    """Open metrics.jsonl where the checkpoint was made: what came after it comes again."""
+def _take_up(folder):
+    """Open metrics.jsonl as it is."""
     with writing(folder / METRICS):
-        file = open(folder / METRICS, "ab", buffering=0)  # noqa: SIM115 - it stays open
-        _locked(file, folder)
-        length = file.tell()
-        if length < position:
-            log.warning("%s is shorter than at the checkpoint: some records are lost", folder / METRICS)
-        file.truncate(min(position, length))
-        return file
+        return _locked(open(folder / METRICS, "a+b", buffering=0), folder)
+
+
+def _cut_at(file, position, name):
+    """Leave what there was when the checkpoint was made; where that is not all there, what is whole of it."""
+    length = file.seek(0, os.SEEK_END)
+    if length < position:
+        log.warning("%s is shorter than at the checkpoint: some records are lost", name)
+        start = file.seek(max(0, length - LONGEST_RECORD))
+        position = start + file.read(LONGEST_RECORD).rfind(b"\n") + 1
+    file.truncate(position)
 
 
 def _cut(path, step):

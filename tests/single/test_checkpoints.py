@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -57,6 +59,65 @@ def test_the_newest_are_kept(checkpoints):
     assert len(os.listdir(checkpoints.folder)) == 3
 
 
+STRANGE = {
+    "a Counter": (Counter("ab"), "['mine'][0] is of the type collections.Counter"),
+    "a parameter": (torch.nn.Parameter(torch.zeros(2)), "of the type torch.nn.parameter.Parameter"),
+    "a number of NumPy": (np.float64(1), "of the type numpy.float64"),
+    "a key": ({(1, frozenset()): 1}, "['mine'][0]['a key'][1] is of the type builtins.frozenset"),
+    "bytes of a sign": (torch.zeros(2, dtype=torch.int8), "a tensor of torch.strided and torch.int8"),
+    "too much": (list(range(3_000_000)), "put them into a tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_could_not_be_read_is_not_written(kind, checkpoints):
+    value, said = STRANGE[kind]
+    saved(checkpoints, 1)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        checkpoints.save(2, {"mine": [value]})
+    assert os.listdir(checkpoints.folder) == ["step-00000001"]
+
+
+def test_what_is_of_another_past_goes_when_somebody_goes_on_before_it(checkpoints):
+    saved(checkpoints, 10, 20, 30)
+    checkpoints.load(10)
+    saved(checkpoints, 15)
+    assert checkpoints.steps() == [15, 10]
+    saved(checkpoints, 18, 21)
+    assert checkpoints.steps() == [21, 18, 15]
+
+
+def test_nothing_goes_of_a_past_that_nobody_looked_at(checkpoints):
+    saved(checkpoints, 100, 200)
+    another = Checkpoints(checkpoints.folder, Alone())
+    with pytest.raises(
+        CheckpointError, match="of step 200 from before, which is later than 1: go on from"
+    ):
+        saved(another, 1)
+    assert another.steps() == [200, 100]
+    saved(another, 300)
+
+
+def test_folders_may_lie_elsewhere(checkpoints, tmp_path):
+    saved(checkpoints, 1, 2)
+    for step in (1, 2):
+        place = checkpoints.folder / f"step-0000000{step}"
+        place.rename(tmp_path / place.name)
+        place.symlink_to(tmp_path / place.name)
+    assert checkpoints.load().step == 2
+    saved(checkpoints, 3, 4)
+    assert checkpoints.steps() == [4, 3, 2]
+    assert not (checkpoints.folder / "step-00000001").is_symlink()
+    assert (tmp_path / "step-00000001" / "whole.json").exists()
+
+
+def test_there_is_a_least_of_everything(checkpoints, tmp_path):
+    with pytest.raises(ValueError, match="keep=0"):
+        Checkpoints(tmp_path, Alone(), keep=0)
+    with pytest.raises(ValueError, match="step -1"):
+        saved(checkpoints, -1)
+
+
 def test_what_is_not_whole_does_not_count_and_makes_room(checkpoints):
     saved(checkpoints, 1, 2)
     (checkpoints.folder / "step-00000002" / "whole.json").unlink()
@@ -85,8 +146,9 @@ def test_a_save_of_the_same_step_that_was_killed_leaves_the_one_before(checkpoin
     assert checkpoints.load().step == 4
     saved(checkpoints, 5)
     assert sorted(os.listdir(checkpoints.folder)) == ["step-00000003", "step-00000004.before", "step-00000005"]
+    checkpoints.load(4)
     saved(checkpoints, 4)
-    assert sorted(os.listdir(checkpoints.folder)) == ["step-00000003", "step-00000004", "step-00000005"]
+    assert sorted(os.listdir(checkpoints.folder)) == ["step-00000003", "step-00000004"]
 
 
 def test_a_full_disk_leaves_the_last_good_one_and_no_rubbish(checkpoints):

@@ -334,6 +334,32 @@ REFUSALS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "own.conf sets no dnn"),
+        ("{all}\nunset lr\n", "own.conf sets no lr"),
+        ("nworkers=2\r\n", "own.conf has the line ends of Windows"),
+        ("{all}\nfalse\n", None),
+    ],
+)
+def test_a_config_of_ones_own_is_looked_at(text, words, tmp_path):
+    (tmp_path / "LSTM").mkdir()
+    (tmp_path / "exp_configs").mkdir()
+    for name in ("launch.sh", "lstm_oktopk.sh"):
+        shutil.copy(PROJECT / "LSTM" / name, tmp_path / "LSTM" / name)
+    usual = (PROJECT / "exp_configs" / "quickstart.conf").read_text()
+    (tmp_path / "exp_configs" / "own.conf").write_bytes(text.replace("{all}", usual).encode())
+    environment = {**os.environ, "config": "own", "DRY_RUN": "1"}
+    done = subprocess.run(
+        ["bash", tmp_path / "LSTM" / "lstm_oktopk.sh"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == (2 if words else 0), done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == bool(words)
+    assert not words or words in errors[0]
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_would_fail_later_is_one_sentence_now(machine, case):
     variables, words = REFUSALS[case]

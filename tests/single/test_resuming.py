@@ -14,6 +14,7 @@ import main_trainer
 from corpora import SMALL, make_text
 from oktopk.tensor_files import read, write
 from oktopk_training.resuming import interval_of
+from oktopk_training.saved_models import read_model
 from runs import differences_of, figures, files_up_to, newest_checkpoint, records
 
 LENGTH, EPOCHS = 8, 3  # steps of an epoch, on the text of these tests
@@ -148,6 +149,35 @@ def test_what_came_after_the_checkpoint_comes_again_once(ended, whole, go_on):
     assert "goes on from the checkpoint of step 10" in go_on(ended).out
     assert steps_of(ended) == list(range(EPOCHS * LENGTH))
     assert figures(ended) == figures(whole)
+
+
+def test_a_line_that_was_torn_goes_and_the_rest_can_be_read(ended, go_on):
+    metrics = ended / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:1500])
+    assert "is shorter than at the checkpoint: some records are lost" in go_on(ended).out
+    assert resumed(ended)["iter"] == 12
+    assert steps_of(ended)[-12:] == list(range(12, 24))
+
+
+def test_a_checkpoint_that_is_refused_costs_no_records(ended, train):
+    before = (ended / "metrics.jsonl").read_bytes()
+    change(ended, *STRANGE["no progress"])
+    assert train(None, "--resume", newest_checkpoint(ended)).status == 2
+    assert (ended / "metrics.jsonl").read_bytes() == before
+
+
+def test_checkpoints_without_records_are_a_run_all_the_same(ended, train):
+    (ended / "metrics.jsonl").unlink()
+    assert "already holds a run" in train(ended).err
+    assert "goes on from the checkpoint of step 12" in train(ended, "--resume", "auto").out
+
+
+def test_a_best_model_of_another_past_is_put_aside(whole, train, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    done = train(None, "--resume", run / "checkpoints" / "step-00000016", "--lr", "1")
+    assert done.status == 0
+    kept = read_model(run / "checkpoints" / "best.pt")["epoch"]
+    assert f"best model: {run}/checkpoints/best.pt, after epoch {kept}:" in done.out
 
 
 def test_a_finished_run_has_nothing_left_to_train_and_may_be_given_more_epochs(whole, go_on, tmp_path):
