@@ -154,7 +154,7 @@ class Job:
 
 def train(job, plan, found, changes):
     trainer, options, ranks, run = job.trainer, job.options, job.ranks, job.run
-    announce(trainer, options, ranks, plan, run)
+    announce(trainer, options, ranks, plan, run, goes_on=found is not None)
     job.optimizer = distribute(trainer, options, ranks)
     job.recorder = Recorder(options.run_dir, options.record_gradients, ranks.rank)
     job.progress = progress = Progress(reports.Summary(trainer.task.figures))
@@ -190,7 +190,10 @@ def go_on(job, found, changes):
     job.ranks.together(lambda: job.keeper.restore(found))
     progress, options = job.progress, job.options
     progress.best = job.ranks.from_first(lambda: best_that_is_there(progress.best, job.run.folder / CHECKPOINTS))
-    log.info("goes on from the checkpoint of step %d (epoch %d)", progress.step, progress.epoch)
+    left = max(0, (options.max_epochs - progress.epoch) * job.trainer.steps_per_epoch - progress.place)
+    log.info(
+        "goes on from the checkpoint of step %d (epoch %d): %d steps are left", progress.step, progress.epoch, left
+    )
     for change in changes:
         log.warning("not the steps of a run that never ended: %s", change)
     if progress.epoch >= options.max_epochs:
@@ -350,7 +353,7 @@ def save(trainer, ranks, run, figures, best):
     return figures if write("best.pt") else best
 
 
-def announce(trainer, options, ranks, plan, run):
+def announce(trainer, options, ranks, plan, run, goes_on):
     parameters = sum(parameter.numel() for parameter in trainer.net.parameters())
     threads = ranks.share_cores(options.threads)
     if ranks.is_first:
@@ -362,7 +365,7 @@ def announce(trainer, options, ranks, plan, run):
         )
     if options.nwpernode not in (None, ranks.local_size):
         log.warning("--nwpernode %d, but this node has %d of the ranks", options.nwpernode, ranks.local_size)
-    reports.announce_plan(log, plan, options, ranks)
+    reports.announce_plan(log, plan, options, ranks, goes_on)
     log.info(
         "a checkpoint every %s%s and at validations, the newest %d kept; each takes about %.1f MB",
         *(options.checkpoint_interval, "" if options.checkpoint_interval.endswith("m") else " steps"),

@@ -103,7 +103,8 @@ def _duration(seconds):
 def come_to(run, folder, found, target):
     """The outcome of a run, which is trained if it is not finished."""
     if not outcomes.is_finished(found[run], run):
-        print(f"\n{run.name}: training (what it says: {folder / running.OUTPUT})", flush=True)
+        begun = "going on" if found[run] is not None and found[run].steps else "training"
+        print(f"\n{run.name}: {begun} (what it says: {folder / running.OUTPUT})", flush=True)
         status = running.train(run, folder)
         found[run] = outcomes.read(folder)
         if status != 0:

@@ -45,18 +45,19 @@ def so_many_ranks(count):
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def announce_plan(log, plan, options, ranks):
+def announce_plan(log, plan, options, ranks, goes_on=False):
+    """Of a run that goes on, what is left is said once that is known."""
     log.info(
-        "%s x batch %d%s = %d a step: %d steps an epoch, %d steps in %d epochs",
+        "%s x batch %d%s = %d a step: %d steps an epoch%s",
         so_many_ranks(ranks.size),
         options.batch_size,
         f" x {options.nsteps_update} batches" if options.nsteps_update > 1 else "",
         options.batch_size * options.nsteps_update * ranks.size,
         plan.steps_per_epoch,
-        plan.steps,
-        plan.epochs,
+        "" if goes_on else f", {plan.steps} steps in {plan.epochs} epochs",
     )
-    _announce_phases(log, plan, options)
+    if not goes_on:
+        _announce_phases(log, plan, options)
     clip = options.settings.norm_clip
     before = "no clipping before" if clip is None else f"clipping to {clip:g}/sqrt(P) before"
     after = "before they enter the velocity" if options.momentum_correction else "after it"

@@ -82,7 +82,7 @@ def is_finished(found, run):
 def outcome_of(found, run, target):
     """What is `found` of a finished run."""
     tested = [record for record in found.validations if record["epoch"] < run.epochs]
-    labels = {key: printable(label) for key, label in list(found.figures.items())[:DRAWN]} | {LOSS: LOSS}
+    labels = {key: printable(label) for key, label in list(found.figures.items())[:DRAWN]} | {LOSS: "validation loss"}
     figures = {key: number(tested[-1].get(key)) for key in labels}
     if None in figures.values():
         missing = next(label for key, label in labels.items() if figures[key] is None)

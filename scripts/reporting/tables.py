@@ -30,7 +30,7 @@ EVENTS = {
 
 def results(every):
     labels = list(dict.fromkeys(item for each in every for item in each.run.figures.items()))
-    head = ["run", "steps", *(label for _, label in labels), "loss", "sparsity", "sent per step"]
+    head = ["run", "steps", *(label for _, label in labels), "training loss", "sparsity", "sent per step"]
     head += [f"{phase} step" for phase in PHASES]
     rows = [
         [

@@ -47,6 +47,16 @@ def test_another_rate_and_two_channels_become_16_khz_mono(tmp_path):
     assert np.abs(samples[2000:-2000]).max() == pytest.approx(0.15, abs=0.03)
 
 
+@pytest.mark.parametrize("rate", [8_000, 16_000])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused(value, rate, tmp_path):
+    wave = tone(0.1, rate=rate)
+    wave[50] = value
+    soundfile.write(tmp_path / "a.wav", wave, rate, subtype="FLOAT")
+    with pytest.raises(audio.UnfitAudio, match="infinite or not numbers"):
+        audio.read(tmp_path / "a.wav")
+
+
 def test_tempo_changes_the_number_of_frames_and_not_the_pitch():
     wave, random = tone(1.0, 1_000), np.random.default_rng(0)
     pitch = audio.magnitudes(wave).mean(dim=1).argmax()

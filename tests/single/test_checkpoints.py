@@ -90,9 +90,7 @@ def test_what_is_of_another_past_goes_when_somebody_goes_on_before_it(checkpoint
 def test_nothing_goes_of_a_past_that_nobody_looked_at(checkpoints):
     saved(checkpoints, 100, 200)
     another = Checkpoints(checkpoints.folder, Alone())
-    with pytest.raises(
-        CheckpointError, match="of step 200 from before, which is later than 1: go on from"
-    ):
+    with pytest.raises(CheckpointError, match="of step 200 from before, which is later than 1: go on from"):
         saved(another, 1)
     assert another.steps() == [200, 100]
     saved(another, 300)

@@ -161,7 +161,7 @@ def test_an_experiment_ends_in_a_table_a_line_for_each_run_and_a_report(capsys, 
     table = (tmp_path / "out" / "table.md").read_text()
     assert table in said
     assert table.splitlines() == [
-        "| lr | seeds | WER | CER | loss | epochs to WER 0.3 | entries / k | sent per step, kB |",
+        "| lr | seeds | WER | CER | validation loss | epochs to WER 0.3 | entries / k | sent per step, kB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| 0.12 | 2 | 0.163 ± 0.024 | 0.083 ± 0.000 | 3.000 ± 0.000 | 2.5 | 1.000 ± 0.000 | 16 |",
         "| 0.01 | 2 | 0.273 ± 0.024 | 0.083 ± 0.000 | 3.000 ± 0.000 | 3 | 1.000 ± 0.000 | 16 |",
@@ -210,7 +210,7 @@ def test_a_run_that_diverged_has_failed(capsys, monkeypatch, tmp_path):
     (run,) = planned(lr="0.1")
     write(tmp_path / "out" / run.name, records_of(run, loss=None), {**CONFIG, "options": run.options.flat()})
     assert run_experiment(monkeypatch, "--vary", "lr=0.1") == 1
-    assert "lr=0.1,seed=0 failed: diverged: its loss is no number after 3 epochs" in capsys.readouterr().out
+    assert "lr=0.1,seed=0 failed: diverged: its validation loss is no number after 3 epochs" in capsys.readouterr().out
 
 
 def test_a_run_that_never_became_sparse_is_said_to_be_none_of_its_compressor(capsys, monkeypatch):

@@ -110,7 +110,7 @@ def checkpoints_of(run):
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_never_ended(ended, whole, go_on):
     done = go_on(ended)
-    assert "goes on from the checkpoint of step 12 (epoch 1)" in done.out
+    assert "goes on from the checkpoint of step 12 (epoch 1): 12 steps are left" in done.out
     assert list(differences_of(ended, whole)) == []
     assert resumed(ended)["iter"] == 12
     assert resumed(ended)["changes"] == []

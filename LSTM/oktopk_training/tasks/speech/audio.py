@@ -38,6 +38,8 @@ def read(path, expected=None):
         with np.errstate(over="ignore", invalid="ignore"):  # float files can hold anything
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
     _insist(expected, len(samples), rate)  # some headers promise more than there is
+    if not np.isfinite(samples).all():
+        raise UnfitAudio("has samples that are infinite or not numbers")
     if rate != SAMPLE_RATE:
         import librosa  # takes a second to import, and most corpora never need it
 
