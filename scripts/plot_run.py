@@ -75,7 +75,7 @@ def _draw_loss(axes, steps, when, records):
     axes.plot(when, losses, color=GREY, linewidth=0.7, alpha=0.7, label="each step")
     if len(losses) > SMOOTHING:
         axes.plot(when, _running_mean(losses), color=BLUE, linewidth=1.8, label=f"mean of the last {SMOOTHING} steps")
-    tested = [(record["epoch"] + 1, _or_nan(record["loss"])) for record in records["val"]]
+    tested = [(record["epoch"] + 1, _or_nan(record.get("loss"))) for record in records["val"]]
     if tested:
         axes.plot(*zip(*tested, strict=True), "o", color=RED, markersize=6, label="validation")
     finite = sorted(loss for loss in losses if math.isfinite(loss))

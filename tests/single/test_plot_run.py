@@ -38,6 +38,11 @@ def test_an_epoch_of_no_steps_is_drawn(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_a_validation_without_a_loss_is_drawn(tmp_path):
+    steps = [iteration(n) for n in range(3)]
+    draw({"iter": steps, "epoch": [], "val": [{"kind": "val", "epoch": 0, "wer": 0.5}], "event": []}, "run", FIGURES)
+
+
 @pytest.mark.parametrize("case", ["missing", "empty", "broken", "foreign", "unwritable"])
 def test_a_run_that_cannot_be_drawn_is_refused(case, tmp_path):
     run, out, part = tmp_path / "run", tmp_path / "picture.png", "metrics.jsonl"
