@@ -7,4 +7,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
 say "Tests"
-exec "$python" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+exec "$python" -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
+    --dist loadfile --no-loadscope-reorder "$@"
