@@ -88,9 +88,10 @@ def test_the_same_over_torch_distributed(fault):
     done = run_torch_ranks(3, WORKERS / "faults.py", fault, seconds=SECONDS_TO_END)
     assert done.returncode != 0
     assert "through" not in done.stdout
-    cause = {"thread": "no attribute 'choose'", "main": "rank one's own trouble", "killed": "rank 1 is gone"}[fault]
-    assert cause in done.stderr
-    if fault != "killed":
+    if fault == "killed":  # torchrun may end the others before they have said it
+        assert "rank 1 is gone" in done.stderr or "Signal 9 (SIGKILL) received by PID" in done.stderr
+    else:
+        assert {"thread": "no attribute 'choose'", "main": "rank one's own trouble"}[fault] in done.stderr
         assert "the reducer failed: rank 1: " in done.stderr, "the other ranks say whose fault it was"
 
 
