@@ -57,8 +57,9 @@ read_config() {
     [[ "$config" != */* ]] || fail "config=$config: expected the name of one in exp_configs, without its folder"
     [[ -f "$file" ]] || fail "config=$config: there is no $file; exp_configs holds $(cd "$root/exp_configs" && echo ./*)"
     [[ "$(<"$file")" != *$'\r'* ]] || fail "$file has the line ends of Windows; take them out with: sed -i 's/\r\$//' $file"
+    "$BASH" -eu "$file" >/dev/null || fail "$file ends with an error: it should be a list of values, and nothing else"
     # shellcheck source=exp_configs/quickstart.conf
-    source "$file" || true # it is only a list of values: what its last line leaves is no fault
+    source "$file"
     local name
     for name in dnn dataset data_dir batch_size max_epochs lr compression compressor density sigma_scale warmup_iters; do
         [[ -n "${!name-}" ]] || fail "$file sets no $name"

@@ -17,7 +17,6 @@ if __name__ == "__main__":
 
 import logging
 import math
-import os
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -32,7 +31,6 @@ from oktopk.watchdog import set_limit
 from oktopk.wire import AUTO
 from oktopk_training import reports
 from oktopk_training.errors import SharedError, UserError
-from oktopk_training.files import writing
 from oktopk_training.inspecting import NoInspector, inspector_of
 from oktopk_training.job import program
 from oktopk_training.options import parse_options, transport_of
@@ -41,7 +39,7 @@ from oktopk_training.recorded import Recorder
 from oktopk_training.resuming import Keeper, Progress, Signals, check_found, size_of, start_of, with_choice_of
 from oktopk_training.run_layout import CHECKPOINTS
 from oktopk_training.run_log import NoRunLog, RunLog, config_of, run_folder, runs_of, set_aside, start_logging
-from oktopk_training.saved_models import read_model, save_model
+from oktopk_training.run_models import best_that_is_left, report_best, save_models
 from oktopk_training.step import step_of
 from oktopk_training.tracing import NoTracer, tracing
 
@@ -170,7 +168,7 @@ def train(job, plan, found, changes):
     for line in progress.summary.table():
         log.info("%s", line)
     log.info("%d checkpoints took %.1f s", job.keeper.saved, job.keeper.seconds)
-    report_best(job)
+    report_best(trainer.task, ranks, run, progress.best)
 
 
 def train_epochs(job):
@@ -189,7 +187,7 @@ def go_on(job, found, changes):
     """Everything as it was when the checkpoint was made."""
     job.ranks.together(lambda: job.keeper.restore(found))
     progress, options = job.progress, job.options
-    progress.best = job.ranks.from_first(lambda: best_that_is_there(progress.best, job.run.folder / CHECKPOINTS))
+    progress.best = job.ranks.from_first(lambda: best_that_is_left(progress.best, job.run.folder / CHECKPOINTS))
     left = max(0, (options.max_epochs - progress.epoch) * job.trainer.steps_per_epoch - progress.place)
     log.info(
         "goes on from the checkpoint of step %d (epoch %d): %d steps are left", progress.step, progress.epoch, left
@@ -211,34 +209,7 @@ def validate(job):
     log.info("validation after epoch %d: %s", epoch, trainer.task.describe(figures))
     if not math.isfinite(figures["loss"]):
         log.warning("epoch %d: the validation loss is not finite; this model cannot be the best", epoch)
-    job.progress.best = save(trainer, ranks, run, figures, job.progress.best)
-
-
-def best_that_is_there(best, folder):
-    """The figures of best.pt, if it is the model that they are of; one of another past is put aside."""
-    path = folder / "best.pt"
-    try:
-        epoch = read_model(path)["epoch"] if path.exists() else None
-    except UserError as error:
-        log.warning("%s; the best model from here on is looked for", error)
-        return None
-    if best is not None and best["epoch"] == epoch:
-        return best
-    if epoch is not None:
-        aside = path.with_name("best.before.pt")
-        with writing(path):
-            os.replace(path, aside)
-        log.warning("best.pt is of epoch %s, which this run trains anew: it is %s now", epoch, aside)
-    return None
-
-
-def report_best(job):
-    best = job.progress.best
-    if best is None:
-        log.warning("there is no best model: no validation had a finite loss (lower --lr), or none could be saved")
-    elif job.ranks.is_first:
-        best_model = job.run.folder / CHECKPOINTS / "best.pt"
-        log.info("best model: %s, after epoch %d: %s", best_model, best["epoch"], job.trainer.task.describe(best))
+    job.progress.best = save_models(trainer, ranks, run, figures, job.progress.best)
 
 
 def distribute(trainer, options, ranks):
@@ -328,29 +299,6 @@ def accumulate(trainer, optimizer, batches):
 def is_validated(epoch, options):
     """After the first epoch, after every --val-interval epochs, and at the end."""
     return epoch == 0 or (epoch + 1) % options.val_interval == 0 or epoch == options.max_epochs - 1
-
-
-def save(trainer, ranks, run, figures, best):
-    """Save the model as last.pt, and as best.pt if it is; return the figures of the best, if any. Rank 0 writes."""
-
-    def merit(figures):
-        return figures[trainer.task.headline], figures["loss"]  # early on, WER is often 1 for all
-
-    def write(name):
-        """Not even a disk that is full ends the run; the model before this one stays."""
-        try:
-            if ranks.is_first:
-                path = run.folder / CHECKPOINTS / name
-                save_model(path, trainer.net, trainer.options.dnn, figures["epoch"], figures)
-        except UserError as error:
-            log.warning("%s", error)
-            return False
-        return True
-
-    write("last.pt")
-    if not math.isfinite(figures["loss"]) or (best is not None and not merit(figures) < merit(best)):
-        return best
-    return figures if write("best.pt") else best
 
 
 def announce(trainer, options, ranks, plan, run, goes_on):

@@ -340,7 +340,9 @@ REFUSALS = {
         ("", "own.conf sets no dnn"),
         ("{all}\nunset lr\n", "own.conf sets no lr"),
         ("nworkers=2\r\n", "own.conf has the line ends of Windows"),
-        ("{all}\nfalse\n", None),
+        ("{all}\nfalse\n", "own.conf ends with an error"),
+        ("lr=$(no_such_command)\n{all}\n", "own.conf ends with an error"),
+        ("{all}\nmore=1\n", None),
     ],
 )
 def test_a_config_of_ones_own_is_looked_at(text, words, tmp_path):

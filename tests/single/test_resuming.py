@@ -176,6 +176,8 @@ def test_a_best_model_of_another_past_is_put_aside(whole, train, tmp_path):
     run = shutil.copytree(whole, tmp_path / "run")
     done = train(None, "--resume", run / "checkpoints" / "step-00000016", "--lr", "1")
     assert done.status == 0
+    assert "best.pt is of epoch 2, which this run trains anew" in done.out
+    assert read_model(run / "checkpoints" / "best.before.pt")["epoch"] == 2
     kept = read_model(run / "checkpoints" / "best.pt")["epoch"]
     assert f"best model: {run}/checkpoints/best.pt, after epoch {kept}:" in done.out
 
