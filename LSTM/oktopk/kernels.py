@@ -18,6 +18,9 @@ MAGNITUDE = np.int32(entries.MAGNITUDE)
 LANES = 16  # one AVX-512 register, or two of AVX2: LLVM splits the vector for the machine it is on
 GROUP = 64  # elements per mask
 COUNTERS = 4  # of each bin: the same bin again would wait until the last addition to it is done
+LINE = 16  # float32 of a line of the cache
+AHEAD = 2048  # elements, two pages: the processor's own prefetching stops at the end of each
+AT_ONCE = 4  # elements of a mask that are collected without asking: seldom are there more, and a wrong guess waits
 BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
 
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
@@ -55,10 +58,10 @@ def _lanes_at_least(typingctx, address, bound):
 
 @intrinsic
 def _trailing_zeros(typingctx, word):
-    """The position of the lowest set bit of a non-zero word."""
+    """The position of the lowest set bit of a word; 64 if there is none."""
 
     def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), codegen
 
@@ -84,6 +87,28 @@ def _magnitude_at(typingctx, address):
     return types.int32(types.uintp), codegen
 
 
+@intrinsic
+def _prefetch(typingctx, address):
+    """Have the line at `address` brought near; an address behind the end does nothing."""
+
+    def codegen(context, builder, signature, args):
+        number, place = ir.IntType(32), ir.IntType(8).as_pointer()
+        wanted = ir.FunctionType(ir.VoidType(), [place, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [place], wanted)
+        for_reading, near, data = 0, 3, 1
+        how = [ir.Constant(number, each) for each in (for_reading, near, data)]
+        builder.call(prefetch, [builder.inttoptr(args[0], place), *how])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), codegen
+
+
+@njit(inline="always")
+def _prefetch_group(address):
+    for i in range(0, GROUP, LINE):
+        _prefetch(address + 4 * (AHEAD + i))
+
+
 # It takes an address, for an array would be counted in and out of each call; and it is inlined, for compiled by itself
 # it would be called through a pointer.
 @njit(inline="always")
@@ -100,6 +125,26 @@ def _group_at_least(address, left, bound):
     return mask
 
 
+@njit(inline="always")
+def _collect(mask, start, array, indices, values, count):
+    """Append the elements of the mask, whose bit 0 stands for `start`; there must be room. Returns the new count."""
+    end = count + _set_bits(mask)
+    if count + AT_ONCE <= indices.size:
+        for j in range(count, count + AT_ONCE):
+            i = start + (_trailing_zeros(mask) & (GROUP - 1))  # of an empty mask: the element at `start`, for nothing
+            indices[j] = i
+            values[j] = array[i]
+            mask &= mask - uint64(1)
+        count += AT_ONCE
+    while mask != 0:
+        i = start + _trailing_zeros(mask)
+        indices[count] = i
+        values[count] = array[i]
+        count += 1
+        mask &= mask - uint64(1)
+    return end
+
+
 @compiled(int64(floats, floats, int32, ints, floats))
 def accumulate(residual, gradient, bound, indices, values):
     """residual += gradient; gradient = 0; on the way collect what then reaches `bound`.
@@ -107,8 +152,10 @@ def accumulate(residual, gradient, bound, indices, values):
     Returns how many were collected, or -1 if there were more than `indices` has room for (the sum is whole all the
     same).
     """
-    count, room, address = 0, indices.size, residual.ctypes.data
+    count, room, address, other_address = 0, indices.size, residual.ctypes.data, gradient.ctypes.data
     for start in range(0, residual.size, GROUP):
+        _prefetch_group(address + 4 * start)
+        _prefetch_group(other_address + 4 * start)
         old, new = residual[start : start + GROUP], gradient[start : start + GROUP]
         for j in range(old.size):
             old[j] += new[j]
@@ -116,14 +163,8 @@ def accumulate(residual, gradient, bound, indices, values):
         mask = _group_at_least(address + 4 * start, residual.size - start, bound)
         if count + GROUP > room and count + _set_bits(mask) > room:
             count, room = 0, -1
-        if room < 0:
-            continue
-        while mask != 0:
-            i = start + _trailing_zeros(mask)
-            indices[count] = i
-            values[count] = residual[i]
-            count += 1
-            mask &= mask - uint64(1)
+        if room >= 0:
+            count = _collect(mask, start, residual, indices, values, count)
     return count if room >= 0 else -1
 
 
@@ -132,6 +173,7 @@ def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""
     count, address = 0, array.ctypes.data
     for start in range(0, array.size, GROUP):
+        _prefetch_group(address + 4 * start)
         count += _set_bits(_group_at_least(address + 4 * start, array.size - start, bound))
     return count
 
@@ -141,13 +183,9 @@ def collect_at_least(array, bound, indices, values):
     """Write the entries whose magnitudes reach `bound`, in order, into arrays that have room for all of them."""
     count, address = 0, array.ctypes.data
     for start in range(0, array.size, GROUP):
+        _prefetch_group(address + 4 * start)
         mask = _group_at_least(address + 4 * start, array.size - start, bound)
-        while mask != 0:
-            i = start + _trailing_zeros(mask)
-            indices[count] = i
-            values[count] = array[i]
-            count += 1
-            mask &= mask - uint64(1)
+        count = _collect(mask, start, array, indices, values, count)
 
 
 @compiled(int64(ints, floats, int32, int64, ints, floats))
@@ -172,27 +210,42 @@ def keep(indices, values, bound, ties, kept_indices, kept_values):
     return count
 
 
+@njit(inline="always")
+def _count_all(bits, shift, bin_mask, counts):
+    others = np.zeros((COUNTERS - 1, counts.size), np.int64)
+    a, b, c = others[0], others[1], others[2]
+    whole = bits.size // COUNTERS * COUNTERS
+    for i in range(0, whole, COUNTERS):
+        w, x, y, z = bits[i] & MAGNITUDE, bits[i + 1] & MAGNITUDE, bits[i + 2] & MAGNITUDE, bits[i + 3] & MAGNITUDE
+        counts[(w >> shift) & bin_mask] += 1
+        a[(x >> shift) & bin_mask] += 1
+        b[(y >> shift) & bin_mask] += 1
+        c[(z >> shift) & bin_mask] += 1
+    for i in range(whole, bits.size):
+        counts[((bits[i] & MAGNITUDE) >> shift) & bin_mask] += 1
+    for i in range(counts.size):
+        counts[i] += a[i] + b[i] + c[i]
+
+
 @compiled(void(floats, int32, int32, int32, counts))
 def histogram(values, shift, width, prefix, counts):
     """Count the magnitudes that start with `prefix` by their next `width` bits, which end above bit `shift`."""
-    bits = values.view(np.int32)
+    bits, shift, above = values.view(np.int32), np.int32(shift), shift + width
     bin_mask = np.int32((1 << width) - 1)
-    above = np.int32(min(shift + width, 31))
     counts[:] = 0
-    others = np.zeros((3, counts.size), np.int64)
-    a, b, c = others[0], others[1], others[2]
-    whole = bits.size // 4 * 4
-    for i in range(0, whole, 4):
-        w, x, y, z = bits[i] & MAGNITUDE, bits[i + 1] & MAGNITUDE, bits[i + 2] & MAGNITUDE, bits[i + 3] & MAGNITUDE
-        counts[(w >> np.int32(shift)) & bin_mask] += (w >> above) == prefix
-        a[(x >> np.int32(shift)) & bin_mask] += (x >> above) == prefix
-        b[(y >> np.int32(shift)) & bin_mask] += (y >> above) == prefix
-        c[(z >> np.int32(shift)) & bin_mask] += (z >> above) == prefix
-    for i in range(whole, bits.size):
-        w = bits[i] & MAGNITUDE
-        counts[(w >> np.int32(shift)) & bin_mask] += (w >> above) == prefix
-    for i in range(counts.size):
-        counts[i] += a[i] + b[i] + c[i]
+    if above >= 31:
+        _count_all(bits, shift, bin_mask, counts)
+        return
+    address, low, high = values.ctypes.data, np.int32(int64(prefix) << above), int64(prefix + 1) << above
+    for start in range(0, bits.size, GROUP):
+        left = bits.size - start
+        mask = _group_at_least(address + 4 * start, left, low)
+        if high <= MAGNITUDE:
+            mask &= ~_group_at_least(address + 4 * start, left, np.int32(high))
+        while mask != 0:
+            i = start + _trailing_zeros(mask)
+            counts[((bits[i] & MAGNITUDE) >> shift) & bin_mask] += 1
+            mask &= mask - uint64(1)
 
 
 @compiled(int64(ints, floats, counts, int64, int64, ints, floats))
@@ -205,57 +258,55 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     position = starts[:-1].copy()
     dense = np.zeros(BLOCK, np.float32)
     touched = np.zeros(BLOCK // GROUP, np.uint64)
-    count = 0
+    count = uint64(0)
     for block in range(low, high, BLOCK):
         end = min(block + BLOCK, high)
         for p in range(position.size):
-            j = position[p]
-            while j < starts[p + 1] and indices[j] < end:
-                i = indices[j] - block
+            j, after = uint64(position[p]), uint64(starts[p + 1])
+            while j < after and indices[j] < end:
+                i = uint64(indices[j] - block)
                 dense[i] += values[j]
-                touched[i >> 6] |= uint64(1) << uint64(i & 63)
-                j += 1
+                touched[i >> uint64(6)] |= uint64(1) << (i & uint64(63))
+                j += uint64(1)
             position[p] = j
         for word in range(touched.size):
             mask = touched[word]
             touched[word] = 0
-            while mask != 0:
-                i = word * GROUP + _trailing_zeros(mask)
-                total = dense[i]
-                dense[i] = 0
-                if total != 0:
+            first = uint64(word * GROUP)
+            if count + uint64(AT_ONCE) < uint64(sum_indices.size):
+                for _ in range(AT_ONCE):
+                    i = first + uint64(_trailing_zeros(mask) & (GROUP - 1))  # of an empty mask: a zero, for nothing
                     sum_indices[count] = block + i
-                    sum_values[count] = total
-                    count += 1
+                    sum_values[count] = dense[i]
+                    count += uint64((mask != 0) & (dense[i] != 0))
+                    dense[i] = 0
+                    mask &= mask - uint64(1)
+            while mask != 0:
+                i = first + uint64(_trailing_zeros(mask))
+                if dense[i] != 0:
+                    sum_indices[count] = block + i
+                    sum_values[count] = dense[i]
+                    count += uint64(1)
+                    dense[i] = 0
                 mask &= mask - uint64(1)
-    return count
+    return int64(count)
 
 
 @compiled(int64(ints, floats, ints, ints, floats))
 def common(indices, values, others, both, both_values):
     """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more.
 
-    A bit for each index, block after block: walking the two lists side by side would wait for each comparison.
+    Nothing here depends on a comparison but numbers, so none is guessed; a place without a sign is not looked at twice.
     """
-    marks = np.zeros(BLOCK // GROUP, np.uint64)
-    i = j = count = 0
-    while i < indices.size and j < others.size:
-        block = min(indices[i], others[j]) // BLOCK * BLOCK
-        end, first = block + BLOCK, j
-        while j < others.size and others[j] < end:
-            place = others[j] - block
-            marks[place >> 6] |= uint64(1) << uint64(place & 63)
-            j += 1
-        while i < indices.size and indices[i] < end:
-            place = indices[i] - block
-            both[count] = indices[i]
-            both_values[count] = values[i]
-            count += np.int64((marks[place >> 6] >> uint64(place & 63)) & uint64(1))
-            i += 1
-        while first < j:
-            marks[(others[first] - block) >> 6] = 0
-            first += 1
-    return count
+    i = j = count = uint64(0)
+    while i < uint64(indices.size) and j < uint64(others.size):
+        index, other = indices[i], others[j]
+        both[count] = index
+        both_values[count] = values[i]
+        count += uint64(index == other)
+        i += uint64(index <= other)
+        j += uint64(other <= index)
+    return int64(count)
 
 
 @compiled(int64(ints, floats, ints, floats, ints, floats))
@@ -274,15 +325,24 @@ def differences(indices, values, others, other_values, lost, lost_values):
     return count
 
 
+@njit(inline="always")
+def _prefetch_entry(array, indices, j):
+    """What entry j belongs to, which is no place that a processor could guess."""
+    if j < indices.size:
+        _prefetch(array.ctypes.data + 4 * int64(indices[j]))
+
+
 @compiled(void(floats, ints, floats))
 def put(array, indices, values):
     for j in range(indices.size):
+        _prefetch_entry(array, indices, j + GROUP)
         array[indices[j]] = values[j]
 
 
 @compiled(void(floats, ints, floats, float32))
 def add(array, indices, values, factor):
     for j in range(indices.size):
+        _prefetch_entry(array, indices, j + GROUP)
         array[indices[j]] += factor * values[j]
 
 
@@ -296,9 +356,13 @@ def clear(array, indices, values):
 @compiled(types.UniTuple(float64, 2)(floats), fastmath={"reassoc", "contract"})
 def moments(array):
     """The sum and the sum of squares, in float64: neither overflows, and they are finite only if every element is."""
-    total, squares = 0.0, 0.0
-    for i in range(array.size):
-        x = np.float64(array[i])
-        total += x
-        squares += x * x
+    total, squares, address = 0.0, 0.0, array.ctypes.data
+    for start in range(0, array.size, 4 * GROUP):
+        part = array[start : start + 4 * GROUP]
+        for i in range(0, 4 * GROUP, GROUP):
+            _prefetch_group(address + 4 * (start + i))
+        for i in range(part.size):
+            x = np.float64(part[i])
+            total += x
+            squares += x * x
     return total, squares

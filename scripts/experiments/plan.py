@@ -60,12 +60,17 @@ def plan(varied, seeds, given, words_of: Callable):
     told, runs = words_of(given), {}
     for seed, values in product(range(seeds), product(*varied.values())):
         cell = dict(zip(varied, values, strict=True))
-        own = [f"--{name.replace('_', '-')}={value}" for name, value in cell.items()] + [f"--seed={seed}"]
+        all_of_it = _parsed([*told, *_words(cell, seed)])
+        kept = {name: value for name, value in cell.items() if matters(name, all_of_it)}
+        own = _words(kept, seed)
         options = _parsed([*told, *own])
-        kept = {name: value for name, value in cell.items() if matters(name, options)}
         what = (seed, *((name, _meant(name, options)) for name in kept))
         runs.setdefault(what, Planned(kept, seed, [*given, *own], options))
     return _with_names_of_their_own(list(runs.values()))
+
+
+def _words(values, seed):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in {**values, "seed": seed}.items()]
 
 
 def _refuse_taken(varied, given):
@@ -123,6 +128,7 @@ def _reuses_thresholds(options):
 CONCERNS = {
     "compressor": lambda options: options.compression,
     **dict.fromkeys(("density", "warmup_iters", "wire", "exclude", "exclude_below"), _is_sparse),
+    "momentum_correction": _is_sparse,  # densely, the mean of momentums is the momentum of the mean
     "sigma_scale": lambda options: _method(options).chooser is GaussianThreshold,
     "threshold": lambda options: _method(options).chooser is ExactTopK,
     "threshold_period": _reuses_thresholds,
