@@ -26,7 +26,7 @@ class Outcome:
     folder: object
     labels: dict  # figure -> what a person calls it; the loss is the last
     figures: dict
-    reached: int | None  # epochs until the first figure was as low as was asked for
+    reached: float | None  # epochs until the first figure was as low as was asked for
     selected: float | None  # entries of the result, in units of k; None where nothing was sparse
     sent: float | None  # bytes of a step that rank 0 sent, in the run's last phase
     curve: list  # (epochs, first figure)
@@ -89,8 +89,21 @@ def outcome_of(found, run, target):
         return Outcome.failed(run, found.folder, f"diverged: its {missing} is no number after {run.epochs} epochs")
     headline = next(iter(labels))
     curve = [(record["epoch"] + 1, number(record.get(headline))) for record in tested]
-    reached = next((epochs for epochs, value in curve if value is not None and value <= target), None)
-    return Outcome(run, found.folder, labels, figures, reached, *_traffic(found, run), curve)
+    return Outcome(run, found.folder, labels, figures, _reached(curve, target), *_traffic(found, run), curve)
+
+
+def _reached(curve, target):
+    """The epochs at which a line through the validations comes down to the target; None if it never does."""
+    before = None
+    for epochs, value in curve:
+        if value is not None and value <= target:
+            return epochs if before is None else before[0] + _share(before[1], target, value) * (epochs - before[0])
+        before = None if value is None else (epochs, value)
+    return None
+
+
+def _share(high, between, low):
+    return (high - between) / (high - low)
 
 
 def _traffic(found, run):
