@@ -1,4 +1,4 @@
-"""scripts/bench_allreduce.py over two ranks: what it compares, and with what."""
+"""The benchmarks of a reduction over two ranks: what they compare, and with what."""
 
 import json
 
@@ -63,3 +63,13 @@ def test_a_transport_that_there_is_none_of_is_one_sentence():
     done = run_ranks(1, BENCH, *TINY, "--transport", "pigeons")
     assert done.returncode == 2
     assert done.stderr.startswith("error: argument --transport: expected one of auto, alone, mpi, torch")
+
+
+def test_a_step_is_timed_unwatched_and_watched():
+    done = run_ranks(2, ROOT / "scripts" / "bench_watching.py", "--elements", 3000, "--turns", 2)
+    assert done.returncode == 0, done.stderr
+    title, unwatched, *watched = done.stdout.splitlines()
+    assert title == "2 ranks, 3000 elements, oktopk, 2 turns; medians in ms"
+    assert unwatched.split()[0] == "unwatched"
+    assert [line.split()[0] for line in watched] == ["--trace", "--inspect,", "--inspect,"]
+    assert all(line.split()[-1][0] in "+-" for line in watched)
