@@ -10,7 +10,7 @@ FLOAT32 = 1e-6
 ENDED = 30  # seconds from a failure to the end of all ranks, the start of torch on a busy machine included
 CASES = (
     *("dense_equivalence", "as_optimizer", "conservation", "join", "resume", "scaler", "mixed_dtypes", "exclusion"),
-    *("layer_drop", "compiled", "beside_power_sgd", "state_on_some_ranks", "float16"),
+    *("layer_drop", "compiled", "beside_power_sgd", "state_on_some_ranks", "float16", "nodes"),
 )
 
 
@@ -70,6 +70,14 @@ def test_what_a_float16_gradient_cannot_hold_of_a_mean_is_kept():
 def test_parameters_can_be_left_dense_by_name_or_by_size():
     biases = ["0.bias", "2.bias", "4.bias"]
     assert found("exclusion") == {"exclude": biases, "exclude_below": biases}
+
+
+def test_nodes_are_of_all_ranks_and_give_their_groups_back():
+    assert found("nodes")["means"] == [0, 2]
+    assert found("nodes")["more_groups"] == 0
+    of_some, of_others = found("nodes")["refused"]
+    assert "go over all ranks of torch.distributed, and here is a process group of some" in of_some
+    assert "torch connects another one only where that is the same number" in of_others
 
 
 def test_compiled_models_work_or_are_refused():

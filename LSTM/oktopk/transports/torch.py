@@ -25,14 +25,14 @@ _THROUGH_THE_HOST = ("gloo", "mpi", "fake")  # backends that are given host memo
 class ProcessGroupCommunicator(Communicator):
     """Over a group of its own with the ranks of `group`. All that is not summed travels as bytes, in uneven parts."""
 
-    has_parts = False  # to make a group of some ranks only has hung
-
-    def __init__(self, group):
-        by_device = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-        self._members = dist.get_process_group_ranks(group)
-        self._group = _own_group(group, tuple(self._members), by_device)
+    def __init__(self, group, is_part=False):
+        """A part is a group that was made for it alone."""
+        by_device = _backends_of(group)
+        self._members, self._is_part = dist.get_process_group_ranks(group), is_part
+        self._group = group if is_part else _own_group(group, tuple(self._members))
         _open.add(self)
-        _lent.note(tuple(self._members), self._group, self)
+        if not is_part:
+            _lent.note(tuple(self._members), self._group, self)
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self._direct = {device for device, backend in by_device.items() if backend not in _THROUGH_THE_HOST} | {"cpu"}
         if by_device.get("cpu", "nccl") == "nccl":
@@ -51,11 +51,25 @@ class ProcessGroupCommunicator(Communicator):
         with self._noted("duplicate"):
             return ProcessGroupCommunicator(self._group)
 
+    @property
+    def has_parts(self):
+        """All ranks of the program make a group, whoever is in it: to have some of them make it alone has hung."""
+        return self.size == dist.get_world_size()
+
     def _part(self, groups, mine):
-        raise ValueError("hierarchical reductions go over MPI alone: start the ranks by mpiexec, or leave that out")
+        if not self.has_parts:
+            raise ValueError(
+                "hierarchical reductions go over all ranks of torch.distributed, and here is a process group of some: "
+                "leave that out, or the group"
+            )
+        made = [_new_group([self._members[rank] for rank in group], self._group) for group in groups]
+        return None if mine is None else ProcessGroupCommunicator(made[groups.index(mine)], is_part=True)
 
     def close(self):
-        if self._group is not None:
+        if self._is_part and self._group is not None:
+            _made.remove(self._group)
+            dist.destroy_process_group(self._group)
+        elif self._group is not None:
             _spare_groups().setdefault(tuple(self._members), []).append(self._group)
             _lent.forget(tuple(self._members), self._group)
         self._group = None
@@ -116,8 +130,9 @@ class ProcessGroupCommunicator(Communicator):
                 dist.recv(incoming, self._members[source], self._group)
 
 
-# Torch names a group by its ranks, and a new one by the name of one that was destroyed meets what that left in the
-# store: so a group that nobody needs any more waits for the next who needs one of these ranks. All ranks do it alike.
+# Torch names a group that its ranks make alone by them and by how many groups there are, and a new one by the name of
+# one that was destroyed meets what that left in the store: so a group that nobody needs any more waits for the next who
+# needs one of these ranks. All ranks do it alike.
 _spare, _spare_in = {}, None
 _open = weakref.WeakSet()  # communicators
 _made, _made_the_world = [], []
@@ -140,18 +155,41 @@ def _time_limit(group, device):
     return None
 
 
-def _own_group(group, members, by_device):
+def _own_group(group, members):
     spare = _spare_groups().setdefault(members, [])
     if not spare:
         spare.extend(_lent.unused(members, lambda value: _everyones(value, group)))
     if spare:
         return spare.pop(spare.index(min(spare, key=_made.index)))  # ranks may have given them back in another order
+    if len(members) == dist.get_world_size():
+        return _new_group(members, group)
+    _insist_on_one_name(group)
+    return _new_group(members, group, use_local_synchronization=True)
+
+
+def _insist_on_one_name(group):
+    """Torch makes a name of how many groups a rank knows; ranks that know other names would wait for ever."""
+    counts = _everyones(len(dist.distributed_c10d._world.pg_names), group)
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"the ranks of this process group are in {', '.join(map(str, counts))} groups, and torch connects another "
+            "one only where that is the same number: make this reducer before the groups that only some of them are in"
+        )
+
+
+def _new_group(members, like, **how):
+    by_device = _backends_of(like)
     backends = set(by_device.values())
     backend = backends.pop() if len(backends) == 1 else ",".join(map(":".join, by_device.items()))
-    time_limit = _time_limit(group, next(iter(by_device)))
-    own = dist.new_group(members, time_limit, backend, use_local_synchronization=True)
-    _made.append(own)
-    return own
+    new = dist.new_group(members, _time_limit(like, next(iter(by_device))), backend, **how)
+    if new is not dist.GroupMember.NON_GROUP_MEMBER:
+        _made.append(new)
+    return new
+
+
+def _backends_of(group):
+    """By kind of device."""
+    return dict(each.split(":") for each in dist.get_backend_config(group).split(","))
 
 
 def _everyones(value, group):

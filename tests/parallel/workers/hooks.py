@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
-from oktopk import DistributedOptimizer, SparseState, sparse_hook
+from oktopk import DistributedOptimizer, GradientAverager, Settings, SparseState, sparse_hook
 
 WIDTH, INPUTS, CLASSES, BATCH = 300, 20, 5, 16
 BUCKET_MB = 0.2  # of 0.4 MB: at least three buckets
@@ -409,6 +409,26 @@ def resumed_exactly(kind):
     return torch.equal(second.run(3, first=5).parameters, whole)
 
 
+def nodes():
+    """Of all ranks, made and given back several times; of some they are refused, and so are groups that would hang."""
+    named, refused = [("p", nn.Parameter(torch.zeros(1000)))], []
+    settings = Settings(density=0.1, warmup_iters=0, hierarchical=True, ranks_per_node=2)
+    groups = []
+    for group in map(dist.new_group, ([0, 1], [0, 2])):
+        if dist.get_rank(group) >= 0:
+            try:
+                GradientAverager(named, "oktopk", settings, group)
+            except ValueError as error:
+                refused.append(str(error))
+    for _ in range(3):
+        averager = GradientAverager(named, "oktopk", settings)
+        averager.view("p").fill_(dist.get_rank() + 1)
+        averager.average()
+        averager.close()
+        groups.append(len(dist.distributed_c10d._world.pg_map))
+    return {"refused": refused, "means": averager.view("p").unique().tolist(), "more_groups": groups[-1] - groups[0]}
+
+
 def beside_power_sgd():
     """Who keeps what."""
     return {
@@ -425,7 +445,7 @@ CASES = {
     case.__name__: case
     for case in (
         *(dense_equivalence, as_optimizer, conservation, join, layer_drop, resume, scaler, mixed_dtypes, exclusion),
-        *(compiled, beside_power_sgd, state_on_some_ranks, float16),
+        *(compiled, beside_power_sgd, state_on_some_ranks, float16, nodes),
     )
 }
 

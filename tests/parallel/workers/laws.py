@@ -118,7 +118,6 @@ def every_case():
         yield name, over("separate", Case("normal", 20_000, iterations=LONG)), CpuOps
         if COMM.size in WITH_MORE:
             yield from cases_of_rounding(name)
-        if COMM.size in WITH_MORE and COMM.has_parts:
             yield from cases_of_nodes(name)
     for wire in ("gaps", *ROUNDED):
         yield "oktopk", over(wire, Case("moving", 3_000, 0.05, LONG)), CpuOps
@@ -159,6 +158,7 @@ def few_cases():
             CpuOps,
         )
         yield name, over("separate", Case("layered", 1000, iterations=2, event="overflow")), CpuOps
+        yield name, over("gaps", Case("layered", 1000, 0.3, iterations=3, settings=NODES)), CpuOps
 
 
 def findings(every):
