@@ -248,6 +248,28 @@ def histogram(values, shift, width, prefix, counts):
             mask &= mask - uint64(1)
 
 
+@njit(inline="always")
+def _take_sums(mask, first, block, dense, sum_indices, sum_values, count):
+    """Append the sums of the mask, whose bit 0 stands for dense[first], and leave zeros. Returns the new count."""
+    if count + uint64(AT_ONCE) < uint64(sum_indices.size):
+        for _ in range(AT_ONCE):
+            i = first + uint64(_trailing_zeros(mask) & (GROUP - 1))  # of an empty mask: a zero, for nothing
+            sum_indices[count] = block + i
+            sum_values[count] = dense[i]
+            count += uint64((mask != 0) & (dense[i] != 0))
+            dense[i] = 0
+            mask &= mask - uint64(1)
+    while mask != 0:
+        i = first + uint64(_trailing_zeros(mask))
+        if dense[i] != 0:
+            sum_indices[count] = block + i
+            sum_values[count] = dense[i]
+            count += uint64(1)
+            dense[i] = 0
+        mask &= mask - uint64(1)
+    return count
+
+
 @compiled(int64(ints, floats, counts, int64, int64, ints, floats))
 def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
     """Add up sorted lists (list p is starts[p]:starts[p+1]) over the region low:high, list after list.
@@ -272,23 +294,7 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
         for word in range(touched.size):
             mask = touched[word]
             touched[word] = 0
-            first = uint64(word * GROUP)
-            if count + uint64(AT_ONCE) < uint64(sum_indices.size):
-                for _ in range(AT_ONCE):
-                    i = first + uint64(_trailing_zeros(mask) & (GROUP - 1))  # of an empty mask: a zero, for nothing
-                    sum_indices[count] = block + i
-                    sum_values[count] = dense[i]
-                    count += uint64((mask != 0) & (dense[i] != 0))
-                    dense[i] = 0
-                    mask &= mask - uint64(1)
-            while mask != 0:
-                i = first + uint64(_trailing_zeros(mask))
-                if dense[i] != 0:
-                    sum_indices[count] = block + i
-                    sum_values[count] = dense[i]
-                    count += uint64(1)
-                    dense[i] = 0
-                mask &= mask - uint64(1)
+            count = _take_sums(mask, uint64(word * GROUP), block, dense, sum_indices, sum_values, count)
     return int64(count)
 
 
