@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from oktopk import SparseState, shard_sparsely, sparse_hook
+from oktopk.transports.torch import ProcessGroupCommunicator
 
 
 @pytest.fixture
@@ -105,3 +106,15 @@ def test_a_state_is_not_pickled():
 def test_a_model_that_is_not_sharded_is_refused(group):
     with pytest.raises(ValueError, match="call fully_shard on it first"):
         shard_sparsely(nn.Linear(3, 3), dist.group.WORLD)
+
+
+@pytest.mark.parametrize("first", ["the reducer's own", "the program"])
+def test_groups_are_given_back_whoever_takes_them_down_first(first):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    whole = ProcessGroupCommunicator(dist.group.WORLD)
+    part = whole.part([[0]])
+    taking_down = [part.close, whole.close, dist.destroy_process_group]
+    for take_down in taking_down if first == "the reducer's own" else reversed(taking_down):
+        take_down()
+    part.close()
+    assert not dist.is_initialized()

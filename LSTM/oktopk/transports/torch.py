@@ -66,13 +66,16 @@ class ProcessGroupCommunicator(Communicator):
         return None if mine is None else ProcessGroupCommunicator(made[groups.index(mine)], is_part=True)
 
     def close(self):
-        if self._is_part and self._group is not None:
-            _made.remove(self._group)
-            dist.destroy_process_group(self._group)
-        elif self._group is not None:
-            _spare_groups().setdefault(tuple(self._members), []).append(self._group)
-            _lent.forget(tuple(self._members), self._group)
-        self._group = None
+        group, self._group = self._group, None
+        spare = _spare_groups()
+        if group is None:
+            return
+        if not self._is_part:
+            spare.setdefault(tuple(self._members), []).append(group)
+            _lent.forget(tuple(self._members), group)
+        elif group in _made:  # or the program has taken down all groups itself
+            _made.remove(group)
+            dist.destroy_process_group(group)
 
     def tell_failure(self, cause):
         super().tell_failure(cause)
