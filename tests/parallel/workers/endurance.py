@@ -64,7 +64,7 @@ class Loop:
 def many_steps(steps):
     if rendezvous_is_known():
         import torch.distributed as dist
-        from hooks import Training
+        from ddp_training import Training
 
         dist.init_process_group("gloo")
         loop = Training(density=0.02, warmup_iters=5)

@@ -3,7 +3,7 @@
 import sys
 
 import torch.distributed as dist
-from hooks import Training
+from ddp_training import Training
 
 from oktopk.exchange import Exchange
 

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from hooks import flat, loss_of, net
+from ddp_training import flat, loss_of, net
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 

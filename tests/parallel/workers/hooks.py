@@ -3,7 +3,6 @@
 torchrun --standalone --nproc-per-node 3 hooks.py CASE [CASE …]
 """
 
-import contextlib
 import io
 import json
 import sys
@@ -12,74 +11,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from ddp_training import CLASSES, INPUTS, LAYOUTS, WIDTH, Training, flat, loss_of, net
+from groups import nodes
+from power_sgd import beside_power_sgd
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
-from oktopk import DistributedOptimizer, GradientAverager, Settings, SparseState, sparse_hook
-
-WIDTH, INPUTS, CLASSES, BATCH = 300, 20, 5, 16
-BUCKET_MB = 0.2  # of 0.4 MB: at least three buckets
-LAYOUTS = {
-    "plain": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "unused": {"find_unused_parameters": True},
-}
-
-
-def net():
-    torch.manual_seed(0)
-    layers = nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-    return nn.Sequential(*layers)
-
-
-def batch(step):
-    rng = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
-    return torch.randn(BATCH, INPUTS, generator=rng), torch.randint(CLASSES, (BATCH,), generator=rng)
-
-
-def loss_of(model, step):
-    inputs, labels = batch(step)
-    return nn.functional.cross_entropy(model(inputs), labels)
-
-
-def flat(parameters):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in parameters])
-
-
-class Training:
-    """A model under DDP, by default with our hook."""
-
-    def __init__(self, hook=True, layout="plain", model=None, lr=0.1, bucket_mb=BUCKET_MB, **options):
-        self.model = model or net()
-        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=bucket_mb, **LAYOUTS[layout])
-        self.state = SparseState(**options) if hook else None
-        if hook:
-            self.ddp.register_comm_hook(self.state, sparse_hook)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
-
-    def step(self, step, backwards=1):
-        self.optimizer.zero_grad()
-        for number in range(backwards):
-            last = number == backwards - 1
-            with contextlib.nullcontext() if last else self.ddp.no_sync():
-                loss_of(self.ddp, step * backwards + number).backward()
-        self.optimizer.step()
-
-    def run(self, steps, first=0):
-        for step in range(first, first + steps):
-            self.step(step)
-        return self
-
-    @property
-    def parameters(self):
-        return flat(self.model.parameters())
-
-    def residual(self):
-        states = self.state.state_dict()["parameters"]
-        names = [f"parameter.{i}" for i in range(len(list(self.model.parameters())))]
-        return torch.cat([states[name]["residual"].flatten() for name in names])
+from oktopk import DistributedOptimizer, SparseState, sparse_hook
 
 
 def dense_equivalence():
@@ -362,83 +300,6 @@ def compiled():
             found[mode] = str(error)
     torch._dynamo.config.optimize_ddp = "ddp_optimizer"
     return found
-
-
-def of_kind(kind, state=None):
-    """With our hook, or with PyTorch's powerSGD_hook: in one bucket, for with two it fails or hangs on Gloo."""
-    training = Training(hook=kind == "ours", density=0.02, warmup_iters=2, lr=0.01, bucket_mb=25)
-    if kind == "power":
-        fresh = power.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
-        training.state = state or fresh
-        training.ddp.register_comm_hook(training.state, power.powerSGD_hook)
-    elif state is not None:
-        training.state.load_state_dict(state)
-    return training
-
-
-def saved(kind, training, weights_only):
-    """Its state through a file; None if torch does not load it."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.save(training.state.state_dict() if kind == "ours" else training.state, file)
-    file.seek(0)
-    try:
-        return torch.load(file, weights_only=weights_only)
-    except Exception:  # noqa: BLE001 - whatever it is, it is not loaded
-        return None
-
-
-def finite_after_overflow(kind):
-    training = of_kind(kind)
-    for step in range(6):
-        training.optimizer.zero_grad()
-        loss = loss_of(training.ddp, step)
-        (loss * torch.inf if step == 4 else loss).backward()
-        if step != 4:
-            training.optimizer.step()
-    return bool(flat([each.grad for each in training.model.parameters()]).isfinite().all())
-
-
-def resumed_exactly(kind):
-    """Loaded with whatever it needs for that."""
-    whole, first = of_kind(kind).run(8).parameters, of_kind(kind).run(5)
-    second = of_kind(kind, saved(kind, first, weights_only=kind == "ours"))
-    second.model.load_state_dict(first.model.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    return torch.equal(second.run(3, first=5).parameters, whole)
-
-
-def nodes():
-    """Of all ranks, made and given back several times; of some they are refused, and so are groups that would hang."""
-    named, refused = [("p", nn.Parameter(torch.zeros(1000)))], []
-    settings = Settings(density=0.1, warmup_iters=0, hierarchical=True, ranks_per_node=2)
-    groups = []
-    for group in map(dist.new_group, ([0, 1], [0, 2])):
-        if dist.get_rank(group) >= 0:
-            try:
-                GradientAverager(named, "oktopk", settings, group)
-            except ValueError as error:
-                refused.append(str(error))
-    for _ in range(3):
-        averager = GradientAverager(named, "oktopk", settings)
-        averager.view("p").fill_(dist.get_rank() + 1)
-        averager.average()
-        averager.close()
-        groups.append(len(dist.distributed_c10d._world.pg_map))
-    return {"refused": refused, "means": averager.view("p").unique().tolist(), "more_groups": groups[-1] - groups[0]}
-
-
-def beside_power_sgd():
-    """Who keeps what."""
-    return {
-        kind: {
-            "finite gradients after an overflow": finite_after_overflow(kind),
-            "state loads with weights_only": saved(kind, of_kind(kind).run(4), weights_only=True) is not None,
-            "resume to the bit": resumed_exactly(kind),
-        }
-        for kind in ("ours", "power")
-    }
 
 
 CASES = {
