@@ -1,5 +1,6 @@
 import pytest
 import torch
+from pretended_machine import Machine
 
 from corpora import make_corpus, make_text, train
 
@@ -35,3 +36,8 @@ def finished(corpus, tmp_path_factory):
     result = train(corpus, run, "--max-epochs", "2")
     assert result.returncode == 0, result.stderr
     return run, result
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)

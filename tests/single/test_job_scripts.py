@@ -1,7 +1,5 @@
-"""The job scripts and their configs: what they would launch under PBS, under Slurm and on a plain machine, and that
-they do launch it."""
+"""The job scripts and their configs: what they would launch under PBS, under Slurm and on a plain machine."""
 
-import json
 import os
 import re
 import shutil
@@ -10,93 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from pretended_machine import DOCTOR, RANK_DEVICE
 
 from corpora import PROJECT, make_corpus
-from runs import records
 
 SCRIPTS = sorted(path.name for path in (PROJECT / "LSTM").glob("lstm_*.sh"))
 CONFIGS = sorted(path.stem for path in (PROJECT / "exp_configs").glob("*.conf"))
-TRAINER, DOCTOR, RANK_DEVICE = (
-    PROJECT / path for path in ("LSTM/main_trainer.py", "scripts/doctor.py", "LSTM/rank_device.sh")
-)
-COMMANDS = ("bash", "env", "cat", "dirname", "sort", "wc")
-
-
-class Machine:
-    """A folder to stand in, and a PATH on which there are only basic commands, stand-ins, and this very Python."""
-
-    def __init__(self, folder):
-        self.folder, self.bin = folder / "some folder", folder / "bin"
-        for path in (self.folder, self.bin):
-            path.mkdir()
-        for command in COMMANDS:
-            (self.bin / command).symlink_to(shutil.which(command))
-        self.add("mpiexec")
-        self.python = self.add("python", f'exec "{sys.executable}" "$@"')
-
-    @property
-    def surroundings(self):
-        """The project may have an environment of its own here; the launcher would enter it."""
-        return {"venv": self.folder / "no environment"}
-
-    def add(self, command, does="exit 99"):
-        path = self.bin / command
-        path.write_text(f"#!/usr/bin/env bash\n{does}\n")
-        path.chmod(0o755)
-        return path
-
-    def has_gpus(self, count):
-        self.add("nvidia-smi", f"for ((i = 0; i < {count}; i++)); do echo $i; done")
-
-    def run(self, script, *arguments, folder=None, path=None, **variables):
-        script = script if isinstance(script, Path) else PROJECT / "LSTM" / script
-        return subprocess.run(
-            ["bash", script, *map(str, arguments)],
-            env={name: str(value) for name, value in {**self.surroundings, **variables}.items()}
-            | {"PATH": path or str(self.bin)},
-            cwd=folder or self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    def launch_line(self, script, *arguments, **variables):
-        """What a dry run prints, with the paths that differ between machines replaced by short words."""
-        done = self.run(script, *arguments, DRY_RUN=1, **variables)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("\n") == 1
-        words = {self.python: "PYTHON", TRAINER: "TRAINER", RANK_DEVICE: "RANK_DEVICE", DOCTOR: "DOCTOR"}
-        line = done.stdout.strip()
-        for path, word in words.items():
-            line = line.replace(str(path), word)
-        return line
-
-    def pbs(self, nodes):
-        """What PBS sets on Polaris: a node file with one line for each node."""
-        file = self.folder / "nodes"
-        file.write_text("".join(f"x3005c0s{node}b0n0\n" for node in range(nodes)))
-        return {
-            "PBS_JOBID": "1234.polaris-pbs-01",
-            "PBS_ENVIRONMENT": "PBS_BATCH",
-            "PBS_NODEFILE": file,
-            "PBS_O_WORKDIR": PROJECT,
-        }
-
-    @staticmethod
-    def slurm(nodes, tasks_per_node):
-        return {
-            "SLURM_JOB_ID": 77,
-            "SLURM_JOB_NUM_NODES": nodes,
-            "SLURM_NTASKS": nodes * tasks_per_node,
-            "SLURM_NTASKS_PER_NODE": tasks_per_node,
-            "SLURM_SUBMIT_DIR": PROJECT,
-        }
-
-
-@pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path)
 
 
 def training(nworkers, nwpernode, epochs=100, compression="True", compressor="oktopk", lr="0.01"):
@@ -432,30 +349,6 @@ def test_ranks_that_share_gpus_are_warned_of(machine):
     assert "share" not in machine.run("lstm_oktopk.sh", DRY_RUN=1).stderr
 
 
-@pytest.mark.parametrize("variable", ["PMI_LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"])
-def test_each_rank_gets_a_gpu_in_reverse_of_its_local_rank(machine, variable):
-    machine.has_gpus(4)
-    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-    given = [machine.run(RANK_DEVICE, *show, **{variable: rank}).stdout.strip() for rank in range(5)]
-    assert given == ["3", "2", "1", "0", "3"]
-
-
-def test_torchruns_ranks_under_one_task_of_slurm_get_a_gpu_each(machine):
-    machine.has_gpus(4)
-    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-    given = [machine.run(RANK_DEVICE, *show, LOCAL_RANK=rank, SLURM_LOCALID=0).stdout.strip() for rank in range(2)]
-    assert given == ["3", "2"]
-
-
-@pytest.mark.parametrize(("allowed", "given"), [("2,6", ["6", "2"]), ("5", ["5", "5"]), ("", ["", ""])])
-def test_only_gpus_that_the_scheduler_allows_are_given(machine, allowed, given):
-    machine.has_gpus(8)
-    show = [machine.bin / "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-    for rank, expected in enumerate(given):
-        done = machine.run(RANK_DEVICE, *show, PMI_LOCAL_RANK=rank, CUDA_VISIBLE_DEVICES=allowed)
-        assert done.stdout.strip() == expected
-
-
 def test_a_job_goes_on_where_one_like_it_was_ended(machine):
     assert "--resume" not in machine.launch_line("lstm_oktopk.sh")
     variables = {"resume": "auto", "checkpoint_interval": "5m", **machine.pbs(2)}
@@ -463,47 +356,6 @@ def test_a_job_goes_on_where_one_like_it_was_ended(machine):
     assert line.endswith(" --resume auto --checkpoint-interval 5m --seed 3")
     assert machine.launch_line("lstm_oktopk.sh", resume="a run").endswith(r" --resume a\ run")
     assert "--resume" not in machine.launch_line("lstm_oktopk.sh", resume="auto", program=DOCTOR)
-
-
-def test_a_script_trains_on_this_machine_and_sent_again_goes_on(machine, tmp_path):
-    """From another folder, with the launcher beside this Python, past the start of the sparse phase."""
-    corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
-    small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    small |= {"resume": "auto", "data_dir": corpus, "OMP_NUM_THREADS": 1}
-    for epochs in (1, 2):
-        small["max_epochs"] = epochs
-        done = machine.run("lstm_topkDSA.sh", "--run-dir", run, "--device", "cpu", path=path, **small)
-        assert done.returncode == 0, done.stderr
-    phases = [record["phase"] for record in records(run) if record["kind"] == "iter"]
-    assert phases == ["dense", "sparse", "sparse", "sparse"]
-    assert [record["iter"] for record in records(run) if record.get("name") == "resumed"] == [2]
-    options = json.loads((run / "config.json").read_text())["options"]
-    assert (options["nworkers"], options["compressor"], options["lr"]) == (2, "topkDSA", 0.01)
-
-
-@pytest.mark.parametrize("has_mpi", [True, False])
-def test_a_script_trains_by_torch_with_an_mpi_launcher_and_without(machine, tmp_path, without_mpi, has_mpi):
-    corpus, run = make_corpus(tmp_path / "corpus", train=8, val=2), tmp_path / "run"
-    small = {"batch_size": 2, "max_epochs": 1, "warmup_iters": 1, "hidden_size": 16, "hidden_layers": 2}
-    (machine.bin / "mpiexec").unlink()  # the stand-in
-    path = str(machine.bin)
-    if has_mpi:
-        path += f"{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {"transport": "torch", "data_dir": corpus, "OMP_NUM_THREADS": 1, **without_mpi, **small}
-    done = machine.run("lstm_oktopk.sh", "--run-dir", run, "--device", "cpu", path=path, **variables)
-    assert done.returncode == 0, done.stderr
-    assert [record["phase"] for record in records(run) if record["kind"] == "iter"] == ["dense", "sparse"]
-    config = json.loads((run / "config.json").read_text())
-    assert (config["ranks"], config["options"]["transport"]) == (2, "torch")
-
-
-def test_the_doctor_can_be_started_as_a_run_would_be(machine, tmp_path):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = machine.run("lstm_oktopk.sh", "--data-dir", tmp_path, path=path, program=DOCTOR, nworkers=3)
-    assert done.returncode == 1  # there are no data in that folder
-    assert "3, as" in done.stdout
-    assert done.stdout.count("1 to mend") == 1
 
 
 def test_shellcheck_passes():
