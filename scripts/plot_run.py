@@ -7,9 +7,9 @@ what rank 0 sent, against epochs.
 import math
 
 import _project  # noqa: F401 - for the modules of LSTM/
+from drawing import picture
 from oktopk.fields import PATH
 from oktopk_training.command_line import Parser, reading
-from oktopk_training.files import atomic_write
 from oktopk_training.inputs import printable
 from oktopk_training.job import program
 from oktopk_training.runs import figures_of, read_config, read_metrics, title_of
@@ -28,17 +28,12 @@ def main():
     out = given.out or run / "run.png"
     config = read_config(run)
     figure = draw(records, title_of(config) or run.name, figures_of(config, records["val"]))
-    with atomic_write(out, "wb") as file:
-        figure.savefig(file, format="png", dpi=150)
+    picture.write_picture(figure, out, 150)
     print(out)
 
 
 def draw(records, title, figures):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = picture.pyplot()
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK})
     steps = records["iter"]
     sent = [(record.get("bytes_sent") or math.nan) / 1e3 for record in steps]  # on a logarithmic scale there is no 0

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 import _project  # noqa: F401 - puts LSTM on the path
+from drawing import picture
 from oktopk.fields import PATH, POSITIVE, Kind
 from oktopk.wire import wires
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
-from oktopk_training.files import atomic_write
 from oktopk_training.inputs import read_json
 from oktopk_training.job import program
 
@@ -136,7 +136,10 @@ def read(path):
         entry = wire.entry_bytes if wire else (8 if record["shares_memory"] else wires["gaps"].entry_bytes)
         n, ranks = record["elements"], record["ranks"]
         task = Task(n, ranks, max(1, int(n * record["density"])), entry)
-        return Measured(path, task, {row["name"]: row for row in record["rows"]}, record["cores"])
+        rows = {row["name"]: {**row, "median_s": float(row["median_s"])} for row in record["rows"]}
+        if not rows:
+            raise ValueError("nothing was measured")
+        return Measured(path, task, rows, record["cores"])
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a file of bench_allreduce.py --json ({error}); measure anew") from None
 
@@ -205,12 +208,7 @@ def busy_at(costs, task_of, latency, computing):
 
 
 def draw(costs, task_of, latency, computing):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(RATES), figsize=(14, 3.6), sharey=True, layout="constrained")
+    figure, panels = picture.pyplot().subplots(1, len(RATES), figsize=(14, 3.6), sharey=True, layout="constrained")
     for axes, rate in zip(panels, RATES, strict=True):
         for (name, own), colour in zip(costs.items(), COLOURS, strict=False):
             seconds = [computing + predicted(name, task_of(p), own, rate * GIGABIT, latency) for p in RANKS]
@@ -250,8 +248,7 @@ def main():
     for title, lines in parts.items():
         print(f"{title}\n\n" + "\n".join(lines) + "\n")
     if given.out:
-        with atomic_write(given.out, "wb") as file:
-            draw(costs, task_of, latency, computing).savefig(file, format="png", dpi=120)
+        picture.write_picture(draw(costs, task_of, latency, computing), given.out, 120)
 
 
 def _parser():
