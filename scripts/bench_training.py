@@ -46,49 +46,42 @@ EPOCH = 1  # the batches of the first come in the order of their lengths
 MEGABYTE = 1e6
 
 
-class Ours:
-    def __init__(self, compression, **settings):
-        self._compression, self._settings = compression, settings
+class Method:
+    """A net that is trained; `start(net, communicator)` gives it as it is called, and its optimizer."""
 
-    def start(self, net, communicator):
-        self.net = net
-        self._optimizer = DistributedOptimizer(
-            _sgd(net),
-            net.named_parameters(),
-            compression=self._compression,
-            is_sparse=self._compression != "dense",
-            momentum_correction=self._compression != "dense",
-            communicator=communicator,
-            warmup_iters=0,
-            **self._settings,
-        )
+    def __init__(self, start, net, communicator):
+        self._net, self._optimizer = start(net, communicator)
 
     def step(self, loss_of):
         self._optimizer.zero_grad()
-        loss_of(self.net).backward()
+        loss_of(self._net).backward()
         self._optimizer.step()
 
 
-class Peer:
-    """DDP, with a hook or without; `hook()` gives its state and the function.
+def ours(compression, **settings):
+    def start(net, communicator):
+        is_sparse = compression != "dense"
+        how = {"is_sparse": is_sparse, "momentum_correction": is_sparse, "warmup_iters": 0, **settings}
+        named = net.named_parameters()
+        return net, DistributedOptimizer(_sgd(net), named, compression, communicator=communicator, **how)
+
+    return start
+
+
+def ddp(hook=None, one_bucket=False):
+    """With a hook or without; `hook()` gives its state and the function.
 
     A hook that sends more once an answer has come needs `one_bucket`: over Gloo, ranks would mix up those of several.
     """
 
-    def __init__(self, hook=None, one_bucket=False):
-        self._hook, self._one_bucket = hook, one_bucket
-
-    def start(self, net, communicator):
+    def start(net, communicator):
         whole = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters()) / MEGABYTE
-        self.net = DistributedDataParallel(net, bucket_cap_mb=whole if self._one_bucket else None)
-        if self._hook:
-            self.net.register_comm_hook(*self._hook())
-        self._optimizer = _sgd(net)
+        wrapped = DistributedDataParallel(net, bucket_cap_mb=whole if one_bucket else None)
+        if hook:
+            wrapped.register_comm_hook(*hook())
+        return wrapped, _sgd(net)
 
-    def step(self, loss_of):
-        self._optimizer.zero_grad()
-        loss_of(self.net).backward()
-        self._optimizer.step()
+    return start
 
 
 def _sgd(net):
@@ -119,14 +112,13 @@ def power_sgd(rank):
 
 
 METHODS = {
-    "DDP": lambda: Peer(),
-    "DDP, float16 hook": lambda: Peer(float16),
-    "DDP, bfloat16 hook": lambda: Peer(bfloat16),
-    **{f"DDP, PowerSGD rank {rank}": lambda rank=rank: Peer(power_sgd(rank), one_bucket=True) for rank in (1, 2, 4)},
-    "dense": lambda: Ours("dense"),
-    **{name: lambda name=name: Ours(name) for name in ("topkA", "gtopk", "oktopk")},
-    "oktopk, bfloat16": lambda: Ours("oktopk", wire="gaps16"),
-    "auto": lambda: Ours("auto"),
+    "DDP": ddp(),
+    "DDP, float16 hook": ddp(float16),
+    "DDP, bfloat16 hook": ddp(bfloat16),
+    **{f"DDP, PowerSGD rank {rank}": ddp(power_sgd(rank), one_bucket=True) for rank in (1, 2, 4)},
+    **{name: ours(name) for name in ("dense", "topkA", "gtopk", "oktopk")},
+    "oktopk, bfloat16": ours("oktopk", wire="gaps16"),
+    "auto": ours("auto"),
 }
 
 
@@ -142,7 +134,8 @@ def main():
     net = copy.deepcopy(trainer.net)
     ranks.share_model(net)
     _meet_by_gloo(ranks)
-    rows = measure({name: _started(name, net, ranks) for name in methods}, trainer, batches, ranks)
+    started = {name: Method(METHODS[name], copy.deepcopy(net), ranks.new_communicator(name)) for name in methods}
+    rows = measure(started, trainer, batches, ranks)
     dist.destroy_process_group()
     if not ranks.is_first:
         return
@@ -152,12 +145,6 @@ def main():
     if given.json:
         with atomic_write(given.json) as file:
             json.dump({"ranks": ranks.size, "parameters": count, "rows": rows}, file, indent=1)
-
-
-def _started(name, net, ranks):
-    method = METHODS[name]()
-    method.start(copy.deepcopy(net), ranks.new_communicator(name))
-    return method
 
 
 def measure(methods, trainer, batches, ranks):

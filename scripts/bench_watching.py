@@ -42,11 +42,11 @@ class Watched:
         settings = Settings(warmup_iters=0)
         self._averager = GradientAverager([("gradient", parameter)], "oktopk", settings, self.communicator)
         self._tracer = Tracer(ranks.rank, {"reduction": self.communicator}, MOST)
-        self._recorder = self.communicator.recorder
+        recorder = self.communicator.recorder
         looking, run = ranks.new_communicator("inspection"), SimpleNamespace(inspection=lambda record: None)
         self.ways = {
             UNWATCHED: (None, None),
-            "--trace": (self._recorder, None),
+            "--trace": (recorder, None),
             "--inspect, a step that is looked at": (None, Inspector(1, looking, run)),
             "--inspect, a step between": (None, Inspector(SELDOM, looking, run)),
         }
@@ -80,7 +80,7 @@ class Watched:
 @program
 def main():
     ranks = connect(transport_of(sys.argv[1:]))
-    given = ranks.from_first(lambda: _parser().parse_args())
+    given = ranks.from_first(_parser().parse_args)
     drawn = SimpleNamespace(recorded=None, seed=0, gradients="normal", elements=given.elements)
     gradients = ranks.together(lambda: make_gradients(drawn, ranks.rank))
     watched = Watched(given.elements, ranks)

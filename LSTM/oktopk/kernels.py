@@ -212,6 +212,7 @@ def keep(indices, values, bound, ties, kept_indices, kept_values):
 
 @njit(inline="always")
 def _count_all(bits, shift, bin_mask, counts):
+    """The first histogram, of the top bits of every magnitude."""
     others = np.zeros((COUNTERS - 1, counts.size), np.int64)
     a, b, c = others[0], others[1], others[2]
     whole = bits.size // COUNTERS * COUNTERS
@@ -302,7 +303,8 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
 def common(indices, values, others, both, both_values):
     """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more.
 
-    Nothing here depends on a comparison but numbers, so none is guessed; a place without a sign is not looked at twice.
+    What comparisons give is added, not branched upon, for half of them would be guessed wrong. Places have no sign: of
+    one that has, Numba asks each time whether it counts from the end.
     """
     i = j = count = uint64(0)
     while i < uint64(indices.size) and j < uint64(others.size):

@@ -97,13 +97,12 @@ def _reached(curve, target):
     before = None
     for epochs, value in curve:
         if value is not None and value <= target:
-            return epochs if before is None else before[0] + _share(before[1], target, value) * (epochs - before[0])
+            if before is None:
+                return epochs
+            last, high = before
+            return last + (epochs - last) * (high - target) / (high - value)
         before = None if value is None else (epochs, value)
     return None
-
-
-def _share(high, between, low):
-    return (high - between) / (high - low)
 
 
 def _traffic(found, run):
