@@ -214,7 +214,8 @@ def validate(job):
 
 def distribute(trainer, options, ranks):
     """Put the reducer between the trainer and its optimizer."""
-    settings = replace(options.settings, timed=True)
+    overlap = ranks.from_first(lambda: sums_early(options, ranks))
+    settings = replace(options.settings, timed=True, overlap=overlap)
     if options.momentum_correction:
         settings = replace(settings, velocity_clip=options.max_grad_norm)
     optimizer = DistributedOptimizer(
@@ -229,6 +230,13 @@ def distribute(trainer, options, ranks):
     trainer.update_optimizer(optimizer)
     optimizer.set_trainer(trainer)
     return optimizer
+
+
+def sums_early(options, ranks):
+    """Whether dense gradients are summed while backward goes on. Those that are recorded must be the rank's own."""
+    if options.settings.overlap is None:
+        return ranks.cores >= 2 * ranks.local_size and options.record_gradients is None
+    return options.settings.overlap
 
 
 def train_epoch(job):

@@ -20,6 +20,7 @@ from .auto import fastest
 from .buffers import check_parameters, merge
 from .communicator import Communicator
 from .devices import Stopwatch, unsorted_scatters
+from .early import EarlySums, can_sum_early
 from .launchers import LostRanks, ranks_that_are_not_seen
 from .memory import enough_for
 from .nodes import NodeReducer, Nodes
@@ -63,6 +64,8 @@ class GradientAverager:
             groups = [merge(group, self.settings.merge_size) for group in _split(trainable, self.settings)]
             self._sparse, self._dense = groups
             self._make_reducers()
+        self._early = None  # sums of this step that began in backward
+        self._ranks_agree = False  # on the step that they are in: not known before the first, nor after a load
         self._merged = [reducer.merged for reducer in self._reducers]
         self._views = {name: view for merged in self._merged for name, view in merged.views.items()}
         self._dtypes = {name: parameter.dtype for name, parameter in trainable}
@@ -80,6 +83,8 @@ class GradientAverager:
             *(self._reducer(merged, self.compressor) for merged in self._sparse),
             *(self._reducer(merged, compressors["none"]) for merged in self._dense),
         ]
+        device = self._reducers[0].merged.gradient.device
+        self._can_sum_early = can_sum_early(self.settings, self.communicator, device)
 
     def _reducer(self, merged, compressor):
         if self._nodes is None:
@@ -129,7 +134,32 @@ class GradientAverager:
         elif tensor.stride() != view.stride():  # a transposed view, say, of the place itself
             view.copy_(tensor.clone().reshape(view.shape))
 
+    def gradient_is_made(self, name, gradient):
+        """In its place, and nothing will be added to it before `average`: where sums may be early, its own may begin.
+
+        Whoever says it of one gradient says it of all that backward makes, on all ranks; then they are means, not this
+        rank's own, from any moment on.
+        """
+        early, view = self._early_sums(), self.view(name)
+        if early and gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride():
+            early.note(name)
+
+    def _early_sums(self):
+        """Those of this step, on all ranks or on none, whether backward has made anything here or not."""
+        can = self._can_sum_early and self._ranks_agree and not self.is_sparse_now
+        if self._early is None and can and self._reducers[0].inspector is None:  # one looks at the rank's own gradient
+            self._early = EarlySums(self._reducers, self.communicator)
+        return self._early
+
     def zero_gradients(self):
+        if self._early is not None:
+            raise RuntimeError(
+                "the gradients were zeroed between backward and step, and with overlap other ranks have some of them: "
+                "call step() after each backward, or leave overlap out"
+            )
+        self._zero()
+
+    def _zero(self):
         for merged in self._merged:
             merged.gradient.zero_()
 
@@ -156,28 +186,36 @@ class GradientAverager:
         if self._unchecked:  # before the first step, for a loop may share them after it has made its reducer
             warn_of_other_parameters(self.communicator, self._unchecked)
             self._unchecked = None
-        report, before = Report(), self.communicator.total()
+        early = self._early_sums()
+        if early:
+            early.finish()
+        report, before = Report(), early.before if early else self.communicator.total()
         report.seconds["merge"] += merging_seconds
         with unsorted_scatters():
             norm = self._measure(report, scale)
             finite, unused = self._agree(norm * self.size() < FLOAT32_LIMIT, used)  # NaN is below nothing
             if finite:
                 for reducer in self._reducers:
-                    reducer.reduce(report, abstains, unused)
+                    reducer.reduce(report, abstains, unused, is_summed=early is not None)
             else:
                 self._skip(report, gives_up=scale is None)
-        self._add_traffic(report, self.communicator.total().add(before, -1))
-        self.last_step = report
+        self._add_traffic(report, self.communicator.total().add(before, -1), early.hidden if early else 0.0)
+        self._early, self.last_step = None, report
         return report
 
     @torch.no_grad()
     def all_are_finite(self):
         """Whether every rank's gradients are, as they were handed in."""
-        return self._agree(all(math.isfinite(reducer.norm()) for reducer in self._reducers))[0]
+        return self._agree(math.isfinite(self._norm()))[0]
+
+    def _norm(self):
+        """Of this rank's own gradient, all reducers' together."""
+        early = self._early_sums()
+        return early.finish().norm if early else math.hypot(*(reducer.norm() for reducer in self._reducers))
 
     def skip(self):
         """All ranks know already that a gradient was not finite: leave everything as it is."""
-        self.last_step = Report()
+        self._early, self.last_step = None, Report()
         self._skip(self.last_step, gives_up=False)
 
     def _agree(self, fine, used=None):
@@ -191,6 +229,7 @@ class GradientAverager:
                 f"some rank's reducer has made {most} reductions and another's {-least}: load a state on all ranks, "
                 "each its own of the same step, or on none"
             )
+        self._ranks_agree = True
         return not broken, {name for name, flag in zip(used, flags, strict=True) if not flag}
 
     def _measure(self, report, scale):
@@ -202,7 +241,7 @@ class GradientAverager:
         if scale not in (None, 1):
             for merged in self._merged:
                 merged.gradient.div_(scale)
-        report.grad_norm = norm = math.hypot(*(reducer.norm() for reducer in self._reducers))
+        report.grad_norm = norm = self._norm() / (scale if self._early and scale else 1)
         limit = self._longest()
         if norm > limit and math.isfinite(norm):
             for merged in self._merged:
@@ -223,7 +262,7 @@ class GradientAverager:
     def _skip(self, report, gives_up):
         report.skipped = True
         report.phase = "sparse" if self.is_sparse_now else "dense"
-        self.zero_gradients()
+        self._zero()
         self.skipped_steps += 1
         if not gives_up:
             return
@@ -238,11 +277,11 @@ class GradientAverager:
                 "lower the learning rate, or look for infinite values in the input"
             )
 
-    def _add_traffic(self, report, traffic):
+    def _add_traffic(self, report, traffic, hidden):
         if not report.skipped:
             self._skips_in_a_row = 0
         report.bytes_sent, report.bytes_received = traffic.sent, traffic.received
-        report.seconds["communication"] = traffic.seconds - traffic.to_host - traffic.to_device
+        report.seconds["communication"] = traffic.seconds - traffic.to_host - traffic.to_device - hidden
         report.seconds["device_to_host"] = traffic.to_host
         report.seconds["host_to_device"] = traffic.to_device
 
@@ -285,6 +324,7 @@ class GradientAverager:
         if not isinstance(state, dict) or "parameters" not in state:
             raise ValueError("this is no reducer's state: it has no 'parameters'; load what state_dict() gave")
         insist_on_the_place(state, self.rank(), self.size())
+        self._ranks_agree = False
         self._check_state(state["parameters"])
         if self.choice is not None and CHOICE in state:
             self._close_nodes()
@@ -310,6 +350,7 @@ class GradientAverager:
 
     def reset(self):
         """As if nothing had been averaged yet."""
+        self._ranks_agree = False
         for reducer in self._reducers:
             reducer.reset()
         self.skipped_steps = self._skips_in_a_row = 0

@@ -66,6 +66,7 @@ class Communicator(abc.ABC):
 
     shares_memory = False  # all ranks have it in common: nothing goes over a network
     has_parts = True  # `part` works
+    serves_threads = True  # others than the main one may call it, one at a time
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size

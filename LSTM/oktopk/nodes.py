@@ -53,7 +53,7 @@ class NodeReducer(Reducer):
     def __init__(self, merged, compressor, settings, nodes):
         super().__init__(merged, compressor, settings, nodes.between or nodes.inside)
         self._nodes, self._mean, self.share = nodes, None, nodes.share
-        self._inside = Exchange(nodes.inside, self._ops, wire_for(AUTO, merged.gradient.device))
+        self._inside = Exchange(nodes.inside, self.ops, wire_for(AUTO, merged.gradient.device))
 
     def _reduce(self, report, abstains, unused):
         inside = self._nodes.inside
@@ -91,7 +91,7 @@ class NodeReducer(Reducer):
             raise BeyondFloat32
         if has_entries:
             gradient.zero_()
-            self._ops.put(gradient, self._inside.broadcast(no_entries(gradient.device)))
+            self.ops.put(gradient, self._inside.broadcast(no_entries(gradient.device)))
         else:
             self._nodes.inside.bcast(gradient)
         if is_sparse:

@@ -38,14 +38,17 @@ class Distributed:
         self.zero_grad()
         for name, gradient in waiting.items():
             self._named[name].grad = gradient
-        notice = _notice_backward(weakref.ref(self))
-        self._notices = [p.register_post_accumulate_grad_hook(notice) for p in self._named.values()]
+        self._notices = [
+            parameter.register_post_accumulate_grad_hook(_notice_gradient(weakref.ref(self), name))
+            for name, parameter in self._named.items()
+        ]
 
     def synchronize(self, scaler=None):
         """Make every gradient the mean over the ranks.
 
         The reduction begins here and not in backward: whether a gradient is finite, and how long it is, are
-        properties of the whole, and until here backward may add to it as often as it likes.
+        properties of the whole, and until here backward may add to it as often as it likes. With `overlap`, sums of
+        dense steps do begin there, and a step has one backward: set `local` for those before it.
 
         `scaler` is the `GradScaler` of a loop that wants to unscale and clip means before its step.
         """
@@ -111,6 +114,11 @@ class Distributed:
                         f"a parameter of shape {tuple(parameter.shape)} in group {number} is trained, but was not "
                         "among the named parameters when the optimizer was wrapped: wrap it again with all of them"
                     )
+
+    def _note(self, name, gradient):
+        self._late_backward = self._synchronized
+        if not self._synchronized and not self.local:
+            self._averager.gradient_is_made(name, gradient)
 
     def _refuse_a_late_backward(self):
         if self._synchronized and self._late_backward:
@@ -311,13 +319,13 @@ def wrap(optimizer, named_parameters, make_averager, settings, momentum_correcti
     return wrapped
 
 
-def _notice_backward(optimizer):
+def _notice_gradient(optimizer, name):
     """A hook that every backward calls; it must not keep the optimizer alive."""
 
-    def notice(_parameter):
+    def notice(parameter):
         distributed = optimizer()
         if distributed is not None:
-            distributed._late_backward = distributed._synchronized
+            distributed._note(name, parameter.grad)
 
     return notice
 

@@ -25,7 +25,7 @@ class Reducer:
 
     def __init__(self, merged, compressor, settings, communicator):
         self.merged, self.settings, self.communicator = merged, settings, communicator
-        self._compressor, self._ops = compressor, ops_for(merged.gradient.device)
+        self._compressor, self.ops = compressor, ops_for(merged.gradient.device)
         self.inspector = None
         self.reset()
         if compressor.is_sparse and merged.size > INT32_LIMIT:
@@ -44,15 +44,16 @@ class Reducer:
         return self._compressor.is_sparse and self.reductions >= self.settings.warmup_iters
 
     def norm(self):
-        return self._ops.norm(self.merged.gradient)
+        return self.ops.norm(self.merged.gradient)
 
-    def reduce(self, report, abstains=False, unused=()):
-        """The gradient becomes the mean over the ranks, in place; the report learns how.
+    def reduce(self, report, abstains=False, unused=(), is_summed=False):
+        """The gradient becomes the mean over the ranks, in place; the report learns how. It may be that already.
 
         A rank that `abstains` has zeros for a gradient, and adds nothing else; so do all ranks for `unused` parameters.
         """
         self.communicator.whole.subject = self.merged.name, "sparse" if self.is_sparse_now else "dense"
-        self._reduce(report, abstains, unused)
+        if not is_summed:
+            self._reduce(report, abstains, unused)
         self.reductions += 1
         self.communicator.whole.subject = None
 
@@ -123,22 +124,22 @@ class Reducer:
 
     def _feed_back(self, reduction):
         """The residual gives up exactly what was sent of it, and takes back what was dropped on the way."""
-        self._ops.subtract(self.residual, reduction.delivered)
+        self.ops.subtract(self.residual, reduction.delivered)
         for part in reduction.returned:
-            self._ops.add(self.residual, part)
+            self.ops.add(self.residual, part)
         if self.velocity is not None:
-            self._ops.clear(self.velocity, reduction.delivered)
+            self.ops.clear(self.velocity, reduction.delivered)
 
     def _deliver(self, reduction):
         """Write the mean where the gradient was, which its accumulation has left all zero."""
         mean = reduction.mean.values if reduction.dense_mean is None else reduction.dense_mean
-        if not (reduction.is_finite or self._ops.is_finite(mean)):
+        if not (reduction.is_finite or self.ops.is_finite(mean)):
             raise BeyondFloat32
         self._take_share(mean)
         if reduction.dense_mean is not None:
             self.merged.gradient.copy_(reduction.dense_mean)
         else:
-            self._ops.put(self.merged.gradient, reduction.mean)
+            self.ops.put(self.merged.gradient, reduction.mean)
 
     def _take_share(self, mean):
         if self.share != 1:
@@ -146,7 +147,7 @@ class Reducer:
 
     def _keep_overflow(self):
         """What a narrow parameter's gradient cannot hold of the mean stays with every rank: P times of it in all."""
-        if self._ops.norm(self.merged.gradient) <= min(self.merged.narrow.values()):
+        if self.ops.norm(self.merged.gradient) <= min(self.merged.narrow.values()):
             return
         residuals = self.merged.parts(self.residual)
         for name, most in self.merged.narrow.items():

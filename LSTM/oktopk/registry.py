@@ -37,6 +37,7 @@ class Settings(Checked):
     wire: str = option(AUTO, choice(AUTO, *wires), "what entries look like between ranks")
     hierarchical: bool = option(False, FLAG, "dense within a node, sparse between nodes")
     ranks_per_node: int | None = option(None, COUNT, "ranks that make a node; by default those of a host")
+    overlap: bool | None = option(None, FLAG, "dense steps: sum during backward; by default where cores are free")
     # Momentum correction (Deep Gradient Compression, 3.1 to 3.3): each rank accumulates its own velocity and reduces
     # that in place of the gradient, for an optimizer without momentum. `velocity_clip` bounds what goes into it.
     momentum: float = option(0.0, DECAY)

@@ -97,6 +97,11 @@ def parse_options(arguments, description=None):
         raise UserError(
             "--inspect looks at what every rank chooses, and with --hierarchical only some do: leave one of them out"
         )
+    if given.get("overlap") and given.get("record_gradients") is not None:
+        raise UserError(
+            "--overlap True sums gradients while they are made, and --record-gradients wants those of each rank: leave "
+            "one of them out"
+        )
     defaults = {name: getattr(task, name) for name in OF_THE_TASK}
     options = Options(**{**defaults, **those_of(Options)})
     return replace(

@@ -18,7 +18,7 @@ FLOORS = [
     "watchdog",
     "starting",
     "entries",
-    "kernels coding communicator report buffers",
+    "kernels coding communicator report buffers early",
     "coding_kernels wire",
     "cpu_operations",
     "operations",

@@ -32,6 +32,7 @@ class MPICommunicator(Communicator):
         near = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.shares_memory = near.Get_size() == self.size
         near.Free()
+        self.serves_threads = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         self._gpu_aware = os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
         self._begin(MPI.COMM_WORLD.Get_rank())
 
