@@ -89,11 +89,11 @@ def outcome_of(found, run, target):
         return Outcome.failed(run, found.folder, f"diverged: its {missing} is no number after {run.epochs} epochs")
     headline = next(iter(labels))
     curve = [(record["epoch"] + 1, number(record.get(headline))) for record in tested]
-    return Outcome(run, found.folder, labels, figures, _reached(curve, target), *_traffic(found, run), curve)
+    return Outcome(run, found.folder, labels, figures, reached(curve, target), *_traffic(found, run), curve)
 
 
-def _reached(curve, target):
-    """The epochs at which a line through the validations comes down to the target; None if it never does."""
+def reached(curve, target):
+    """Where a line through the validations, (epochs, value) say, comes down to the target; None if it never does."""
     before = None
     for epochs, value in curve:
         if value is not None and value <= target:

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from ranks import ROOT, run_ranks, run_torch_ranks
 
-from corpora import make_corpus
-
 BENCH = ROOT / "scripts" / "bench_allreduce.py"
 TINY = ("--elements", 3000, "--iters", 2, "--warmup", 1)
 
@@ -75,27 +73,3 @@ def test_a_step_is_timed_unwatched_and_watched():
     assert unwatched.split()[0] == "unwatched"
     assert [line.split()[0] for line in watched] == ["--trace", "--inspect,", "--inspect,"]
     assert all(line.split()[-1][0] in "+-" for line in watched)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"), train=24, val=3)
-
-
-def test_training_is_timed_beside_torchs_own_hooks(corpus, tmp_path):
-    words = ("--data-dir", corpus, "--hidden-size", 8, "--hidden-layers", 1, "--batch-size", 1, "--steps", 1)
-    names = ["DDP", "DDP, bfloat16 hook", "DDP, PowerSGD rank 2", "dense", "oktopk", "oktopk, bfloat16"]
-    program = ROOT / "scripts" / "bench_training.py"
-    done = run_ranks(2, program, *words, "--methods", "|".join(names), "--json", tmp_path / "figures.json")
-    assert done.returncode == 0, done.stderr
-    title, *table = done.stdout.splitlines()
-    assert title.startswith("2 ranks, ")
-    assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == names
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
-    assert all(row["seconds"] > 0 and row["bytes_on_link"] is None for row in rows)
-
-
-def test_a_method_that_there_is_not_is_named(corpus):
-    done = run_ranks(1, ROOT / "scripts" / "bench_training.py", "--data-dir", corpus, "--methods", "SGD")
-    assert done.returncode == 2
-    assert "error: --methods: there is no 'SGD'; there are DDP | DDP, float16 hook |" in done.stderr
