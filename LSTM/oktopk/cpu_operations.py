@@ -5,6 +5,7 @@ What passes over a whole gradient is shared out among as many threads as torch h
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -207,8 +208,16 @@ def _pieces(size, most):
 
 
 def _for_each(work, borders):
-    """What `work(start, end)` returns for each piece."""
-    starts, ends, threads = borders[:-1], borders[1:], torch.get_num_threads()
-    if threads == 1 or len(starts) == 1:
-        return list(map(work, starts, ends))
-    return list(_pool(threads).map(work, starts, ends))
+    """What `work(start, end)` returns for each piece. A thread takes neighbours, and this one is one of them."""
+    pieces = list(pairwise(borders))
+    threads = min(torch.get_num_threads(), len(pieces))
+    shares = [pieces[len(pieces) * i // threads : len(pieces) * (i + 1) // threads] for i in range(threads)]
+
+    def each(share):
+        return [work(*piece) for piece in share]
+
+    others = [_pool(threads - 1).submit(each, share) for share in shares[1:]]
+    found = each(shares[0])
+    for other in others:
+        found += other.result()
+    return found
