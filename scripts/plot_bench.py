@@ -66,8 +66,8 @@ def _draw_panel(axes, measured):
         left = [before + width for before, width in zip(left, widths, strict=True)]
     yardstick = rows[0]["median_s"]
     for place, (end, row) in enumerate(zip(left, rows, strict=True)):
-        ratio = f" {row['median_s'] / yardstick:.2f}"
-        axes.text(end, place, ratio, va="center", color=INK, bbox={"color": "white", "pad": 1})
+        ratio, beside = f"{row['median_s'] / yardstick:.2f}", {"xytext": (5, 0), "textcoords": "offset points"}
+        axes.annotate(ratio, (end, place), va="center", color=INK, bbox={"color": "white", "pad": 1}, **beside)
     axes.axvline(yardstick * 1e3, color=INK, linestyle="--", linewidth=1)
     axes.set(title=f"{task.ranks} ranks, n = {task.n:,}, k = {task.k:,}", xlim=(0, ROOM * max(left)))
     axes.set_xlabel("ms, and the ratio to the transport's own")

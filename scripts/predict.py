@@ -255,7 +255,13 @@ def _parser():
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", nargs="+", type=reading(PATH), metavar="JSON", help="files of bench_allreduce.py")
     parser.add_argument(
-        "--check", nargs="*", type=reading(RATED_FILE), default=[], metavar="RATE:JSON", help="what was measured"
+        "--check",
+        nargs="*",
+        action="extend",
+        type=reading(RATED_FILE),
+        default=[],
+        metavar="RATE:JSON",
+        help="what was measured",
     )
     parser.add_argument(
         "--latency", type=reading(POSITIVE), default=30.0, metavar="US", help="of a message; default 30"

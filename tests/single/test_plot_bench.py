@@ -39,7 +39,7 @@ def test_panels_are_drawn_side_by_side(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
     panels = plot_bench.draw([plot_bench.read(file) for file in files]).axes
     assert [axes.get_title() for axes in panels] == ["2 ranks, n = 3,000, k = 60"] * 2
-    assert [text.get_text() for text in panels[0].texts] == [" 1.00", " 0.88"]
+    assert [text.get_text() for text in panels[0].texts] == ["1.00", "0.88"]
     assert [[text.get_text() for text in axes.get_yticklabels()] for axes in panels] == [["mpi", "oktopk"]] * 2
 
 
