@@ -248,12 +248,13 @@ def train_epoch(job):
     while progress.place < trainer.steps_per_epoch:
         job.tracer.begin_step()
         job.inspector.begin_step(progress.step)
+        density = job.optimizer.get_current_density()
         step = train_step(job)
         job.tracer.end_step(step)
         job.inspector.end_step(step)
         if step.phase == "sparse" and not step.skipped and not progress.summary.phases["sparse"].steps:
             report_sparse_start(run, options, step)
-        run.step(step, options.settings.density if step.phase == "sparse" else 1)
+        run.step(step, density)
         progress.take(step, time.perf_counter() - began)
         report_progress(job, step)
         job.keeper.step_is_done()

@@ -103,7 +103,7 @@ class GradientAverager:
 
     def get_current_density(self):
         """The share of the gradient that the next reduction lets through: 1 as long as it is dense."""
-        return self.settings.density if self.is_sparse_now else 1.0
+        return next((reducer.density for reducer in self._reducers if reducer.is_sparse_now), 1.0)
 
     def inspect(self, inspector):
         """Show it every reduction from now on (see `Reducer`); None: show nobody."""

@@ -95,8 +95,7 @@ class NodeReducer(Reducer):
         else:
             self._nodes.inside.bcast(gradient)
         if is_sparse:
-            n = self.merged.size
-            report.add_sparse(self.merged.name, Selection(n, selected), self.settings.k_of(n), selected_local=0)
+            report.add_sparse(self.merged.name, Selection(self.merged.size, selected), self.k, selected_local=0)
 
     def _deliver(self, reduction):
         super()._deliver(reduction)

@@ -1,6 +1,7 @@
 """One flat gradient: a dense warm-up, then a compressor with error feedback. Owns all state of both."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .buffers import zeros
 from .devices import Stopwatch
@@ -9,6 +10,7 @@ from .operations import ops_for
 from .report import Selection
 
 INT32_LIMIT = 2**31 - 1
+RAMP_BEGINS = 0.25  # density (Deep Gradient Compression, 3.4)
 
 
 class Reducer:
@@ -36,12 +38,30 @@ class Reducer:
 
     def reset(self):
         """As if nothing had been reduced yet."""
-        self.residual = self.velocity = self._chooser = self._algorithm = None
+        self.residual = self.velocity = self._chooser = self._algorithm = self._density = None
         self.reductions = 0
 
     @property
     def is_sparse_now(self):
         return self._compressor.is_sparse and self.reductions >= self.settings.warmup_iters
+
+    @property
+    def density(self):
+        """Of the next reduction. After the warm-up it comes down evenly in its logarithm, within `ramp_iters`."""
+        if not self.is_sparse_now:
+            return 1.0
+        final, steps = self.settings.density, self.settings.ramp_iters + 1
+        place = self.reductions - self.settings.warmup_iters + 1
+        return max(final, RAMP_BEGINS * (final / RAMP_BEGINS) ** (place / steps)) if place < steps else final
+
+    @property
+    def k(self):
+        """Entries that it lets through, if it is sparse."""
+        return self._settings_now.k_of(self.merged.size)
+
+    @property
+    def _settings_now(self):
+        return replace(self.settings, density=self.density)
 
     def norm(self):
         return self.ops.norm(self.merged.gradient)
@@ -117,9 +137,10 @@ class Reducer:
     def _make_compressor(self):
         if self.residual is None:
             self.residual = zeros(self.merged.size, self.merged.gradient.device)
-        if self._algorithm is None:
+        if self._algorithm is None or self._density != self.density:
+            self._density = self.density
             self._chooser, self._algorithm = self._compressor.make(
-                self.communicator, self.merged.gradient.device, self.merged.size, self.settings
+                self.communicator, self.merged.gradient.device, self.merged.size, self._settings_now
             )
 
     def _feed_back(self, reduction):
@@ -185,10 +206,10 @@ class Reducer:
         if self._algorithm is None:
             return {}
         states = {"chooser": self._chooser.state_dict(), "algorithm": self._algorithm.state_dict()}
-        return {"name": self._compressor.name, **states}
+        return {"name": self._compressor.name, "density": self._density, **states}
 
     def load_compressor_state(self, state):
-        if state and state["name"] == self._compressor.name:
+        if state and state["name"] == self._compressor.name and state.get("density", self.density) == self.density:
             self._make_compressor()
             self._chooser.load_state_dict(state["chooser"])
             self._algorithm.load_state_dict(state["algorithm"])

@@ -26,6 +26,7 @@ class Settings(Checked):
     density: float = option(0.02, SHARE, "share of the gradient that is sent")
     # Early gradients move too fast for a sparse choice to be any good.
     warmup_iters: int = option(128, NATURAL, "dense steps before the first sparse one")
+    ramp_iters: int = option(0, NATURAL, "sparse steps after the warm-up in which the density comes down from 0.25")
     threshold: str = option("exact", choice("exact", "reuse"), "found anew in every step, or reused as in the paper")
     threshold_period: int = option(32, COUNT, "steps that a reused threshold serves")
     region_period: int = option(64, COUNT, "steps that oktopk keeps the cut of its regions")

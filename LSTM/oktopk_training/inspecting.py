@@ -91,7 +91,7 @@ class Inspector:
         whole, self._whole = self._whole, None
         self._add("energy", energy(whole), energy(whole[chosen.indices]), energy(reduction.delivered.values))
         self._communicator.allreduce(whole, op="mean")
-        true = largest(whole, reducer.settings.k_of(merged.size))
+        true = largest(whole, reducer.k)
         del whole  # as large as the gradient, and ages are too
         self._add("overlap", true.numel(), in_both(chosen.indices, true), in_both(result, true))
         self._add("residual", powers_of_two(residual), energy(residual))

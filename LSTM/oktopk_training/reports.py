@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from oktopk.reducer import RAMP_BEGINS
+
 from .step import REDUCTION, STAGES, Tally
 
 KIB_PER_MIB = 1024  # Linux gives a process's memory in KiB
@@ -79,6 +81,8 @@ def _announce_phases(log, plan, options):
             "the last %d steps are sparse",
             *(plan.dense, compressor, density, plan.dense, step, epoch, plan.sparse),
         )
+        if options.settings.ramp_iters:
+            log.info("the density comes down from %g within %d sparse steps", RAMP_BEGINS, options.settings.ramp_iters)
     else:
         log.warning(
             "this run is too short to become sparse: it has %d steps, and the first %d are dense (--warmup-iters); "

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from allreducer import AllReducer, ReducerError, compressors
-from oktopk import Settings
+from oktopk import GradientAverager, Settings
 from oktopk.reducer import Reducer
 from oktopk.transports.alone import Alone
 
@@ -353,3 +353,40 @@ def test_a_reducer_that_was_stopped_through_its_queue_says_so(loop):
 def test_a_count_is_a_whole_number(value):
     with pytest.raises(ValueError, match="warmup_iters is a whole number, 0 or more"):
         Settings(warmup_iters=value)
+
+
+@pytest.mark.parametrize("compression", ["oktopk", "gaussiank"])
+def test_the_density_comes_down_after_the_warm_up_and_a_resumed_ramp_goes_on_alike(compression):
+    settings = Settings(density=0.01, warmup_iters=2, ramp_iters=3)
+    (parameter,) = torch.nn.Linear(1000, 10, bias=False).parameters()
+    gradients = torch.randn(9, 10, 1000, generator=torch.Generator().manual_seed(0))
+
+    def steps(averager, chosen):
+        densities, means = [], []
+        for gradient in chosen:
+            densities.append(averager.get_current_density())
+            averager.hand_in("w", gradient.clone())
+            averager.average()
+            means.append(averager.view("w").clone())
+        return densities, means
+
+    def made():
+        return GradientAverager([("w", parameter)], compression, settings)
+
+    densities, means = steps(made(), gradients)
+    ratio = (0.01 / 0.25) ** 0.25
+    assert densities == pytest.approx([1, 1, 0.25 * ratio, 0.25 * ratio**2, 0.25 * ratio**3, 0.01, 0.01, 0.01, 0.01])
+    if compression == "oktopk":
+        assert [int(mean.count_nonzero()) for mean in means[2:]] == [int(10_000 * each) for each in densities[2:]]
+    for stop in range(1, 9):
+        before, after = made(), made()
+        steps(before, gradients[:stop])
+        after.load_state_dict(before.state_dict())
+        for mean, whole in zip(steps(after, gradients[stop:])[1], means[stop:], strict=True):
+            assert torch.equal(mean, whole)
+
+
+def test_a_density_above_the_ramps_beginning_has_none():
+    (parameter,) = torch.nn.Linear(10, 10, bias=False).parameters()
+    settings = Settings(density=0.5, warmup_iters=0, ramp_iters=3)
+    assert GradientAverager([("w", parameter)], "oktopk", settings).get_current_density() == 0.5
