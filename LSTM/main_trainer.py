@@ -235,7 +235,8 @@ def distribute(trainer, options, ranks):
 def sums_early(options, ranks):
     """Whether dense gradients are summed while backward goes on. Those that are recorded must be the rank's own."""
     if options.settings.overlap is None:
-        return ranks.cores >= 2 * ranks.local_size and options.record_gradients is None
+        a_core_is_free = ranks.cores >= ranks.local_size * (torch.get_num_threads() + 1)
+        return a_core_is_free and options.record_gradients is None
     return options.settings.overlap
 
 
