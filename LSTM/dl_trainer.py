@@ -187,7 +187,7 @@ class DLTrainer:
     @property
     def _longest(self):
         """With momentum correction the averaged gradient is a velocity; what goes into it was clipped before."""
-        return math.inf if self.options.momentum_correction else self.options.max_grad_norm
+        return math.inf if self.options.corrects_momentum else self.options.max_grad_norm
 
     @contextmanager
     def _timed(self, stage):

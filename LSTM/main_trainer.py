@@ -216,14 +216,14 @@ def distribute(trainer, options, ranks):
     """Put the reducer between the trainer and its optimizer."""
     overlap = ranks.from_first(lambda: sums_early(options, ranks))
     settings = replace(options.settings, timed=True, overlap=overlap)
-    if options.momentum_correction:
+    if options.corrects_momentum:
         settings = replace(settings, velocity_clip=options.max_grad_norm)
     optimizer = DistributedOptimizer(
         trainer.optimizer,
         trainer.net.named_parameters(),
         compression=compressors[options.compressor if options.compression else "none"],
         is_sparse=options.is_sparse,
-        momentum_correction=options.momentum_correction,
+        momentum_correction=options.corrects_momentum,
         communicator=ranks.new_communicator("reduction"),
         settings=settings,
     )

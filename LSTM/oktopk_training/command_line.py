@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import fields
 
+from oktopk.fields import FLAG
+
 from .errors import UserError
 
 
@@ -51,8 +53,11 @@ def add_options(group, options, default_of=lambda each: each.default):
         if each.default is True:
             group.add_argument(f"--no-{name}", action="store_false", **common)
             continue
-        flag = {"nargs": "?", "const": True} if each.default is False else {}
+        flag = {"nargs": "?", "const": True} if kind is FLAG else {}
         group.add_argument(f"--{name}", type=reading(kind), metavar=kind.metavar, **flag, **common)
+        if flag and each.default is None:
+            refusal = {**common, "help": f"not --{name}"}
+            group.add_argument(f"--no-{name}", action="store_false", **refusal)
 
 
 def hyphenated(word):

@@ -64,13 +64,19 @@ class Options:
     compressor: str = option(
         "oktopk", COMPRESSOR, f"how gradients are reduced: {', '.join(compressors)}; auto: by what is fastest here"
     )
-    momentum_correction: bool = option(False, FLAG, "accumulate momentum on each rank, before compression")
+    momentum_correction: bool | None = option(
+        None, FLAG, "accumulate momentum on each rank, before compression; by default where steps are sparse"
+    )
     settings: Settings = field(default_factory=Settings)
     task: TaskOptions = field(default_factory=TaskOptions)
 
     @property
     def is_sparse(self):
         return self.compression and find_compressor(self.compressor).is_sparse
+
+    @property
+    def corrects_momentum(self):
+        return self.is_sparse if self.momentum_correction is None else self.momentum_correction
 
     @property
     def torch_device(self):
@@ -80,6 +86,7 @@ class Options:
         """All of them by name, as config.json has them."""
         parts = (self, self.settings, self.task)
         values = {each.name: getattr(part, each.name) for part in parts for each in offered(part)}
+        values["momentum_correction"] = self.corrects_momentum
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 

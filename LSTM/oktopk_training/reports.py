@@ -62,7 +62,7 @@ def announce_plan(log, plan, options, ranks, goes_on=False):
         _announce_phases(log, plan, options)
     clip = options.settings.norm_clip
     before = "no clipping before" if clip is None else f"clipping to {clip:g}/sqrt(P) before"
-    after = "before they enter the velocity" if options.momentum_correction else "after it"
+    after = "before they enter the velocity" if options.corrects_momentum else "after it"
     log.info("gradients: %s the reduction, to %g %s", before, options.max_grad_norm, after)
 
 

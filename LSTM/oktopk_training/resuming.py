@@ -325,6 +325,6 @@ def interval_of(word):
 
 def size_of(options, parameters, ranks):
     """About so many bytes a checkpoint takes: weights and momentum once, what is each rank's own for each."""
-    momenta = ranks if options.momentum_correction else 1
+    momenta = ranks if options.corrects_momentum else 1
     residuals = ranks if options.is_sparse else 0
     return 4 * parameters * (1 + momenta + residuals)

@@ -39,8 +39,23 @@ def test_each_option_reaches_its_part(parse):
 )
 def test_a_flag_stands_alone_or_has_a_value(words, value, parse):
     assert parse(*words).compression == value
-    corrected = parse(*[word.replace("--compression", "--momentum_correction") for word in words])
-    assert corrected.momentum_correction == value
+    assert parse(*[word.replace("--compression", "--trace") for word in words]).trace == value
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], False),
+        (["--compression"], True),
+        (["--compression", "--compressor", "none"], False),
+        (["--compression", "--no-momentum-correction"], False),
+        (["--compression", "--momentum_correction", "False"], False),
+        (["--momentum-correction"], True),
+    ],
+)
+def test_momentum_is_corrected_where_steps_are_sparse_unless_it_is_said(words, value, parse):
+    options = parse(*words)
+    assert options.corrects_momentum == options.flat()["momentum_correction"] == value
 
 
 def test_config_has_every_option_of_the_command_line_and_no_other(parse):

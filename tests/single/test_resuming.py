@@ -128,7 +128,7 @@ def test_it_may_end_after_any_step(after, whole, train, go_on, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--momentum-correction", "--wire", "joined"),
+        ("--no-momentum-correction", "--wire", "joined"),
         ("--nsteps-update", "2", "--compressor", "topkAopt"),
         ("--compressor", "gaussiank", "--exclude", "*.bias", "--merge-size", "2000"),
         ("--compression", "False", "--hidden-layers", "3"),
@@ -332,7 +332,7 @@ STRANGE = {
     "another shape": ("common.pt", lambda common: common["parameters"].update({"decoder.bias": torch.zeros(3)})),
     "another momentum": (
         "common.pt",
-        lambda common: common["optimizer"]["state"][0].update(momentum_buffer=torch.zeros(3)),
+        lambda common: common["optimizer"]["state"].update({0: {"momentum_buffer": torch.zeros(3)}}),
     ),
     "no progress": ("rank-0.pt", lambda own: own.pop("progress")),
     "an epoch of text": ("rank-0.pt", lambda own: own["progress"].update(epoch="one")),
