@@ -227,6 +227,11 @@ def distribute(trainer, options, ranks):
         communicator=ranks.new_communicator("reduction"),
         settings=settings,
     )
+    if options.settings.overlap and ranks.size > 1 and not optimizer.averager.can_sum_early:
+        log.warning(
+            "--overlap: no sum begins in backward; with --norm-clip, --hierarchical, momentum correction "
+            "(--no-momentum-correction) or on a device, the whole gradient comes first"
+        )
     trainer.update_optimizer(optimizer)
     optimizer.set_trainer(trainer)
     return optimizer

@@ -84,7 +84,7 @@ class GradientAverager:
             *(self._reducer(merged, compressors["none"]) for merged in self._dense),
         ]
         device = self._reducers[0].merged.gradient.device
-        self._can_sum_early = can_sum_early(self.settings, self.communicator, device)
+        self.can_sum_early = can_sum_early(self.settings, self.communicator, device)
 
     def _reducer(self, merged, compressor):
         if self._nodes is None:
@@ -146,7 +146,7 @@ class GradientAverager:
 
     def _early_sums(self):
         """Those of this step, on all ranks or on none, whether backward has made anything here or not."""
-        can = self._can_sum_early and self._ranks_agree and not self.is_sparse_now
+        can = self.can_sum_early and self._ranks_agree and not self.is_sparse_now
         if self._early is None and can and self._reducers[0].inspector is None:  # one looks at the rank's own gradient
             self._early = EarlySums(self._reducers, self.communicator)
         return self._early

@@ -120,6 +120,11 @@ def parse_options(arguments, description=None):
     )
 
 
+def with_later_ones(earlier):
+    """The options of an earlier run, as `flat` gave them, and those that came since: then as by default now."""
+    return {**Options().flat(), **earlier}
+
+
 def transport_of(arguments):
     """What --transport says: ranks must be connected before they can refuse options together, this one included."""
     parser = Parser(add_help=False)

@@ -17,6 +17,7 @@ from oktopk.checkpoints import CheckpointError, Checkpoints, has_checkpoints
 from oktopk.optimizer import STATE
 
 from .errors import SharedError, UserError
+from .options import with_later_ones
 from .places import find_folder
 from .reports import take
 from .run_layout import CHECKPOINTS, METRICS
@@ -290,6 +291,7 @@ def check_found(found, trainer, options, size):
     before, now = common.get("options"), options.flat()
     if not isinstance(before, dict) or not isinstance(common.get("metrics"), int):
         raise UserError(f"the checkpoint of step {found.step} is not one of this program's; choose another")
+    before = with_later_ones(before)
     changed = [name for name in now if name not in _FREE and before.get(name) != now[name]]
     lines = [f"--{name.replace('_', '-')} is {now[name]}, and was {before.get(name)}" for name in changed]
     if common.get("data") != trainer.task.fingerprint:

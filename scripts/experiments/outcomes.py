@@ -7,6 +7,7 @@ from oktopk.auto import VARIED
 from oktopk.wire import AUTO
 from oktopk_training.errors import UserError
 from oktopk_training.inputs import printable
+from oktopk_training.options import with_later_ones
 from oktopk_training.runs import Run, number
 
 LOSS = "loss"
@@ -58,13 +59,13 @@ def refuse_another(found, run):
     """A run with other options, in the folder of one that is wanted, is neither taken nor gone on with."""
     if found is None or not found.options:
         return
-    wanted = run.options.flat()
+    wanted, there = run.options.flat(), with_later_ones(found.options)
     chosen_there = ("compressor", *VARIED) if run.options.compressor == AUTO else ()
     for name in wanted:
-        if name not in (*FREE, *chosen_there) and found.options.get(name) != wanted[name]:
+        if name not in (*FREE, *chosen_there) and there.get(name) != wanted[name]:
             raise UserError(
                 f"{found.folder} holds a run with other options (--{name.replace('_', '-')} "
-                f"{printable(found.options.get(name))}, not {wanted[name]}); choose another --out, or remove it"
+                f"{printable(there.get(name))}, not {wanted[name]}); choose another --out, or remove it"
             )
     last = found.validations[-1]["epoch"] + 1 if found.validations else 0
     if last > run.epochs and not is_finished(found, run):

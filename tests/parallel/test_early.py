@@ -57,13 +57,22 @@ def test_the_program_trains_alike_and_counts_what_nobody_waited_for_nowhere(tmp_
     losses = {}
     for overlap in ("True", "False"):
         run = tmp_path / overlap
-        more = ("--max-epochs", "3", "--compression", "--warmup-iters", "4", "--overlap", overlap, "--trace")
+        more = ("--max-epochs", "3", "--compression", "--no-momentum-correction", "--warmup-iters", "4")
+        more += ("--overlap", overlap, "--trace")
         done = train(2, corpus, run, *more)
         assert done.returncode == 0, done.stderr
         steps = records(run, "iter")
         losses[overlap] = [(step["loss"], step["grad_norm"], step["phase"]) for step in steps]
         assert all(0 <= step["t_comm"] <= step["t_iter"] for step in steps)
+        assert "--overlap: no sum begins in backward" not in done.stdout + done.stderr
     assert losses["True"] == losses["False"]
+
+
+def test_what_keeps_sums_from_beginning_early_is_said(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", train=16, val=3)
+    done = train(2, corpus, tmp_path / "run", "--max-epochs", "1", "--compression", "--overlap")
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("--overlap: no sum begins in backward") == 1
 
 
 def test_gradients_that_are_to_be_recorded_are_this_ranks_own(tmp_path):

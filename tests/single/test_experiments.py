@@ -279,6 +279,14 @@ def found(tmp_path, run, epochs=3, **options):
     return outcomes.read(write(tmp_path / "run", records_of(run, epochs), config))
 
 
+def test_a_run_of_before_an_option_came_is_taken_for_one_with_its_default(tmp_path):
+    (run,) = planned()
+    before = found(tmp_path, run)
+    for name in ("ramp_iters", "overlap"):
+        del before.options[name]
+    outcomes.refuse_another(before, run)
+
+
 def test_runs_with_other_options_are_not_mixed(tmp_path):
     (run,) = planned()
     with pytest.raises(UserError, match=r"holds a run with other options \(--batch-size 5, not 8\); choose another"):

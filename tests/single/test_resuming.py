@@ -347,6 +347,12 @@ STRANGE = {
 }
 
 
+def test_an_option_that_there_was_not_yet_is_no_change(ended, go_on):
+    change(ended, "common.pt", lambda common: common["options"].pop("ramp_iters"))
+    go_on(ended)
+    assert resumed(ended)["changes"] == []
+
+
 @pytest.mark.parametrize("fault", STRANGE)
 def test_a_checkpoint_that_does_not_fit_is_refused(fault, ended, train):
     change(ended, *STRANGE[fault])
