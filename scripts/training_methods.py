@@ -30,7 +30,7 @@ class How(NamedTuple):
 @dataclass(frozen=True)
 class Ours:
     compression: str
-    momentum_correction: bool = False
+    momentum_correction: bool = True  # as in main_trainer.py, where steps are sparse
     settings: dict = field(default_factory=dict)
 
     def start(self, net, communicator, how):
@@ -99,10 +99,10 @@ METHODS = {
     "DDP, float16 hook": Ddp(_float16),
     "DDP, bfloat16 hook": Ddp(_bfloat16),
     **{f"DDP, PowerSGD rank {rank}": Ddp(_power_sgd(rank), one_bucket=True) for rank in (1, 2, 4)},
-    "dense": Ours("dense"),
-    "dense, overlapped": Ours("dense", settings={"overlap": True}),
+    "dense": Ours("dense", momentum_correction=False),
+    "dense, overlapped": Ours("dense", momentum_correction=False, settings={"overlap": True}),
     **{name: Ours(name) for name in ("topkA", "gtopk", "oktopk")},
-    "oktopk, momentum correction": Ours("oktopk", momentum_correction=True),
+    "oktopk, no momentum correction": Ours("oktopk", momentum_correction=False),
     "oktopk, bfloat16": Ours("oktopk", settings={"wire": "gaps16"}),
     "auto": Ours("auto"),
 }

@@ -31,6 +31,7 @@ FAILURE_STATUS = 1
 USER_ERROR_STATUS = 2
 SECONDS_TO_SPEAK = 5.0  # that a rank leaves to another, which says what both met and ends the job
 INTERRUPTED_STATUS = 130  # as a shell reports a process that Ctrl-C ended
+BROKEN_PIPE_STATUS = 141  # and one that wrote to nobody
 MALLOC_THRESHOLDS = {-1: 1 << 30, -3: 32 << 20}  # M_TRIM_THRESHOLD; M_MMAP_THRESHOLD, the most that glibc takes
 
 _ranks = None  # that train together, once they are connected
@@ -107,7 +108,9 @@ def program(main):
         if signal.getsignal(signal.SIGINT) is _end_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return main(*args, **kwargs)
+            result = main(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except UserError as error:
             _refuse(error)
         except KeyboardInterrupt:
@@ -118,6 +121,8 @@ def program(main):
         except Exception as error:
             if is_out_of_memory(error):
                 _refuse(UserError(sentence(error)))
+            if isinstance(error, BrokenPipeError) and not _are_several():
+                _end_unread()
             if _are_several():
                 text = f"rank {_ranks.rank}: {traceback.format_exc()}"
                 _end_all(FAILURE_STATUS, text, f"{type(error).__name__}: {error}")
@@ -138,6 +143,12 @@ def _refuse(error):
             _say(f"error: {error}\n")
         _ranks.barrier()  # launchers kill the rest once a rank has ended badly: rank 0 must have spoken
     sys.exit(USER_ERROR_STATUS)
+
+
+def _end_unread():
+    """Whoever read what this prints has gone, as `head` does; what is left to say is not for stderr."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(BROKEN_PIPE_STATUS)
 
 
 def _interrupt():

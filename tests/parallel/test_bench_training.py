@@ -36,7 +36,7 @@ def test_a_method_that_there_is_not_is_named(corpus):
 
 @pytest.mark.parametrize(("target", "epochs"), [(2, 1), (1e-9, 2)])
 def test_each_method_trains_until_the_target_or_the_last_epoch(target, epochs, corpus, tmp_path):
-    names = ["DDP", "DDP, PowerSGD rank 1", "dense, overlapped", "oktopk", "oktopk, momentum correction"]
+    names = ["DDP", "DDP, PowerSGD rank 1", "dense, overlapped", "oktopk", "oktopk, no momentum correction"]
     words = ("--data-dir", corpus, *TINY_MODEL, "--batch-size", 4, "--warmup-iters", 1, "--max-epochs", 2)
     program, out = ROOT / "scripts" / "time_to_target.py", ("--json", tmp_path / "f.json", "--out", tmp_path / "f.png")
     done = run_ranks(2, program, "--target", target, "--methods", "|".join(names), *words, *out)

@@ -56,6 +56,29 @@ def test_a_trace_holds_the_bytes_that_went_over_the_links(tmp_path):
 
 
 @needs_root_and_iproute2
+def test_a_cell_of_the_grid_is_measured_once(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", train=8, val=2)
+    words = ("--out", tmp_path / "links", "--only", "target-small-2x1gbit-oktopk.json")
+    trainer = ("--data-dir", corpus, "--batch-size", 1, "--max-epochs", 1, "--hidden-size", 8, "--hidden-layers", 1)
+    done = run_script(ROOT / "scripts" / "compare_on_links.py", *words, "--", *trainer)
+    assert done.returncode == 0, done.stderr
+    assert "bytes sent" in done.stderr
+    assert (tmp_path / "links" / "table.md").read_text() in done.stdout
+    assert "| oktopk | **not in " in done.stdout
+    assert (tmp_path / "links" / "wer-2x1gbit.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_root_and_iproute2
+def test_the_grid_ends_with_what_is_wrong_for_all_of_it(tmp_path):
+    script, out = ROOT / "scripts" / "compare_on_links.py", ("--out", tmp_path / "links")
+    done = run_script(script, *out, "--", "--data-dir", tmp_path / "nothing")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 2
+    assert str(tmp_path / "nothing") in done.stderr
+    assert "pace-small-2x100mbit-0.json ended as above says" in done.stderr
+
+
+@needs_root_and_iproute2
 def test_torchrun_starts_an_agent_on_each_host():
     who = ["bash", "-c", "echo $(hostname) $RANK $LOCAL_RANK $WORLD_SIZE"]
     done = run_script(LAB, "--hosts", 2, "--ranks-per-host", 2, "--torchrun", "--", *who)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -370,6 +372,16 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(program, tmp_path):
     result = run_program(program, environment={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 130
     assert result.stderr.split() == ["interrupted"]
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    """As `head` goes."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, PROJECT / "scripts" / "compare_on_links.py", "--plan"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_ctrl_c_later_on_is_one_line_too(corpus, tmp_path):

@@ -1,0 +1,255 @@
+"""Training over slow links, ours beside PyTorch's DDP and its hooks: a grid of models, hosts and rates.
+
+    python scripts/compare_on_links.py --plan
+    python scripts/compare_on_links.py --out runs/links
+
+Steps a minute of both models (scripts/bench_training.py), and minutes of the small one to WER 0.2
+(scripts/time_to_target.py), in networks that scripts/lab.py makes: as root. Each measurement is a file of --out. One
+that is there is not made again, so the same command goes on where it was ended; `--only WORD` makes those whose name
+has the word. After each, table.md and the pictures have all that is there. What stands behind -- goes to the trainer.
+"""
+
+import _project
+
+if __name__ == "__main__":
+    from oktopk_training.job import begin
+
+    begin()
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import product
+
+import time_to_target
+from drawing import picture
+from experiments.outcomes import reached
+from experiments.running import WITH_PARENT
+from lab import check_tools
+from oktopk.fields import PATH, TEXT
+from oktopk_training.command_line import Parser, reading
+from oktopk_training.errors import UserError
+from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.job import USER_ERROR_STATUS, program
+from training_methods import METHODS
+
+MODELS = {"small": ("--hidden-size", "256", "--hidden-layers", "3"), "full": ()}
+HOSTS, RATES = (2, 4), ("100mbit", "1gbit")
+COMPARED = [name for name in METHODS if not name.startswith("dense") and name != "oktopk, no momentum correction"]
+PACE, TARGET = "pace", "target"
+STEPS = {"small": "12", "full": "4"}  # that are timed
+TOGETHER = {"small": len(COMPARED), "full": 4}  # methods in turns: each has a copy of the model on every rank
+WER = 0.2
+UNTIL_THERE = ("--target", str(WER), "--warmup-iters", "59", "--max-epochs", "10")  # an epoch of warm-up, on two ranks
+TABLE, PACE_PICTURE = "table.md", "pace.png"
+FAILED_STATUS = 1
+MINUTE = 60  # seconds
+COLOURS = {True: "#1f5fa8", False: "#b9bec4"}  # ours, and the others
+
+
+@dataclass(frozen=True)
+class Measurement:
+    kind: str
+    model: str
+    hosts: int
+    rate: str
+    part: str
+    methods: tuple
+
+    @property
+    def name(self):
+        return f"{self.kind}-{self.model}-{self.hosts}x{self.rate}-{self.part}.json"
+
+    def command(self, path, options):
+        lab = [sys.executable, _script("lab.py"), "--hosts", str(self.hosts), "--rate", self.rate, "--"]
+        if self.kind == PACE:
+            program = [_script("bench_training.py"), "--steps", STEPS[self.model]]
+        else:
+            program = [_script("time_to_target.py"), *UNTIL_THERE]
+        chosen = ["--methods", "|".join(self.methods), "--json", str(path)]
+        return [*lab, sys.executable, *program, *chosen, *MODELS[self.model], *options]
+
+
+def _script(name):
+    return str(_project.ROOT / "scripts" / name)
+
+
+def grid():
+    """All measurements, the quick ones first."""
+    cells = list(product(MODELS, HOSTS, RATES))
+    for model, hosts, rate in cells:
+        size = TOGETHER[model]
+        for number, first in enumerate(range(0, len(COMPARED), size)):
+            yield Measurement(PACE, model, hosts, rate, str(number), tuple(COMPARED[first : first + size]))
+    for name, (model, hosts, rate) in product(COMPARED, cells):
+        if model == "small":
+            yield Measurement(TARGET, model, hosts, rate, re.sub(r"\W+", "-", name), (name,))
+
+
+@program
+def main():
+    given = _parse()
+    wanted = [each for each in grid() if given.only is None or given.only in each.name]
+    if not wanted:
+        raise UserError(f"--only: no measurement's name has {given.only!r}; --plan lists them")
+    missing = [each for each in wanted if not (given.out / each.name).exists()]
+    for each in wanted:
+        print(f"{each.name}: {'to be made' if each in missing else 'is there'}")
+    if given.plan:
+        return
+    if missing:
+        check_tools()
+    make_folder(given.out)
+    failed = [each.name for each in missing if not _make(each, given)]
+    rows = read(given.out)
+    if rows:
+        print(table(rows))
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+        sys.exit(FAILED_STATUS)
+
+
+def _make(measurement, given):
+    """Whether it was measured."""
+    print(f"\n{measurement.name}", flush=True)
+    command = measurement.command(given.out / measurement.name, given.options)
+    with_parent = [sys.executable, str(WITH_PARENT), str(os.getpid())]
+    status = subprocess.run([*with_parent, *command], stdin=subprocess.DEVNULL).returncode
+    if status == USER_ERROR_STATUS:
+        raise UserError(f"{measurement.name} ended as above says, and so would the others: mend that first")
+    if status != 0:
+        return False
+    _write(read(given.out), given.out)
+    return True
+
+
+def read(folder):
+    """{(kind, model, hosts, rate): rows of the methods that were measured}, in the order of the grid."""
+    found = {}
+    for each in grid():
+        path = folder / each.name
+        if path.exists():
+            found.setdefault((each.kind, each.model, each.hosts, each.rate), []).extend(_rows(path, each))
+    return found
+
+
+def _rows(path, measurement):
+    figures = ("seconds",) if measurement.kind == PACE else ("seconds_to_target", "curve")
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        for row in rows:
+            _ = row["name"], [row[figure] for figure in figures]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is no measurement of this: delete it, and it is made anew") from None
+    return rows
+
+
+def _write(found, out):
+    with atomic_write(out / TABLE) as file:
+        file.write(table(found))
+    paces = {cell: rows for cell, rows in found.items() if cell[0] == PACE}
+    if paces:
+        picture.write_picture(draw(paces), out / PACE_PICTURE, 120)
+    for (kind, _, hosts, rate), rows in found.items():
+        if kind == TARGET:
+            drawn = time_to_target.draw(rows, WER, f"{hosts} hosts, links of {spoken(rate)}")
+            picture.write_picture(drawn, out / f"wer-{hosts}x{rate}.png", 120)
+
+
+# ---- the tables
+
+
+def table(found):
+    parts = ((PACE, "steps a minute", _pace), (TARGET, f"minutes to WER {WER:g} (steps)", _minutes))
+    return "\n".join(_table(title, {c: r for c, r in found.items() if c[0] == kind}, say) for kind, title, say in parts)
+
+
+def _table(title, found, say):
+    """A row for each method, a column for each cell; its best in bold."""
+    if not found:
+        return ""
+    lines = [f"| {title} | {' | '.join(map(heading, found))} |", "| --- " * (1 + len(found)) + "|"]
+    best = [min(map(_cost, rows), default=None) for rows in found.values()]
+    by_name = [{row["name"]: row for row in rows} for rows in found.values()]
+    for name in COMPARED:
+        cells = []
+        for rows, least in zip(by_name, best, strict=True):
+            text = say(rows[name]) if name in rows else ""
+            cells.append(f"**{text}**" if name in rows and _cost(rows[name]) == least else text)
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def heading(cell):
+    _, model, hosts, rate = cell
+    return f"{model}, {hosts} hosts, {spoken(rate)}"
+
+
+def spoken(rate):
+    return {"100mbit": "0.1 Gbit/s", "1gbit": "1 Gbit/s"}[rate]
+
+
+def _cost(row):
+    """What is least where a method is best."""
+    if "curve" not in row:
+        return row["seconds"]
+    return float("inf") if row["seconds_to_target"] is None else row["seconds_to_target"]
+
+
+def _pace(row):
+    return f"{MINUTE / row['seconds']:.1f}"
+
+
+def _minutes(row):
+    if row["seconds_to_target"] is None:
+        return f"not in {time_to_target.minutes(row):.1f}"
+    steps = reached([(point["steps"], point["wer"]) for point in row["curve"]], WER)
+    return f"{row['seconds_to_target'] / MINUTE:.1f} ({steps:.0f})"
+
+
+def draw(paces):
+    """A panel for each cell, a bar for each method."""
+    models = [model for model in MODELS if any(cell[1] == model for cell in paces)]
+    columns = max(sum(cell[1] == model for cell in paces) for model in models)
+    figure, panels = picture.pyplot().subplots(
+        len(models), columns, figsize=(2.6 + 2.6 * columns, 3.4 * len(models)), squeeze=False, layout="constrained"
+    )
+    for line, model in zip(panels, models, strict=True):
+        cells = [cell for cell in paces if cell[1] == model]
+        for axes in line[len(cells) :]:
+            axes.set_visible(False)
+        for place, (axes, cell) in enumerate(zip(line, cells, strict=False)):
+            _draw_panel(axes, cell, paces[cell], named=place == 0)
+    figure.suptitle("steps a minute")
+    return figure
+
+
+def _draw_panel(axes, cell, rows, named):
+    heights = {row["name"]: MINUTE / row["seconds"] for row in rows}
+    values = [heights.get(name, 0) for name in COMPARED]
+    bars = axes.barh(range(len(COMPARED)), values, color=[COLOURS[not name.startswith("DDP")] for name in COMPARED])
+    labels = [f"{value:.1f}" if value else "" for value in values]
+    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    axes.set(title=heading(cell), xlim=(0, 1.2 * max(values)))
+    axes.title.set_fontsize(9)
+    axes.set_yticks(range(len(COMPARED)), COMPARED if named else [""] * len(COMPARED), fontsize=8)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _parse():
+    parser = Parser(description=__doc__.splitlines()[0])
+    folder = _project.ROOT / "runs" / "links"
+    parser.add_argument("--out", type=reading(PATH), default=folder, metavar="FOLDER", help="of the measurements")
+    parser.add_argument("--only", type=reading(TEXT), metavar="WORD", help="those whose name has it")
+    parser.add_argument("--plan", action="store_true", help="say what would be measured, and end")
+    parser.add_argument("options", nargs="*", default=[], metavar="-- OPTION", help="options of the trainer")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""scripts/compare_on_links.py without its networks: what it plans, the table of what was measured, and its picture."""
+
+import json
+import sys
+
+import pytest
+
+import compare_on_links
+from oktopk_training.errors import UserError
+
+CELL = ("pace", "small", 2, "100mbit")
+
+
+def measure(folder, name, rows):
+    (folder / name).write_text(json.dumps({"rows": rows}))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Two methods of one cell, and a whole training of either: one came to the target, one did not."""
+    paces = [{"name": "DDP", "seconds": 2.0}, {"name": "oktopk", "seconds": 0.5}]
+    measure(tmp_path, "pace-small-2x100mbit-0.json", paces)
+    curve = [{"steps": 50, "seconds": 60, "wer": 0.4}, {"steps": 100, "seconds": 120, "wer": 0.1}]
+    there = {"name": "oktopk", "seconds_to_target": 100.0, "curve": curve}
+    never = {"name": "DDP", "seconds_to_target": None, "curve": curve[:1]}
+    measure(tmp_path, "target-small-2x100mbit-oktopk.json", [there])
+    measure(tmp_path, "target-small-2x100mbit-DDP.json", [never])
+    return tmp_path
+
+
+def test_every_method_is_planned_in_every_cell():
+    planned = list(compare_on_links.grid())
+    assert len({each.name for each in planned}) == len(planned)
+    cells = {}
+    for each in planned:
+        cells.setdefault((each.kind, each.model, each.hosts, each.rate), []).extend(each.methods)
+    assert {(cell[1], cell[2], cell[3]) for cell in cells if cell[0] == "pace"} == {
+        (model, hosts, rate) for model in ("small", "full") for hosts in (2, 4) for rate in ("100mbit", "1gbit")
+    }
+    assert {cell[1] for cell in cells if cell[0] == "target"} == {"small"}
+    assert all(methods == compare_on_links.COMPARED for methods in cells.values())
+    assert {"DDP", "DDP, PowerSGD rank 4", "topkA", "oktopk, bfloat16", "auto"} <= set(compare_on_links.COMPARED)
+
+
+def test_the_table_has_what_is_there_and_the_best_in_bold(measured):
+    assert compare_on_links.table(compare_on_links.read(measured)).splitlines() == [
+        "| steps a minute | small, 2 hosts, 0.1 Gbit/s |",
+        "| --- | --- |",
+        "| DDP | 30.0 |",
+        "| oktopk | **120.0** |",
+        "",
+        "| minutes to WER 0.2 (steps) | small, 2 hosts, 0.1 Gbit/s |",
+        "| --- | --- |",
+        "| DDP | not in 1.0 |",
+        "| oktopk | **1.7 (83)** |",
+    ]
+
+
+def test_a_panel_for_each_cell_has_a_bar_for_each_method(measured):
+    (axes,) = compare_on_links.draw({CELL: compare_on_links.read(measured)[CELL]}).axes
+    assert axes.get_title() == "small, 2 hosts, 0.1 Gbit/s"
+    assert [text.get_text() for text in axes.get_yticklabels()] == compare_on_links.COMPARED
+    assert sorted(text.get_text() for text in axes.texts if text.get_text()) == ["120.0", "30.0"]
+
+
+def test_what_is_there_is_not_measured_again(measured, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["-", "--out", str(measured), "--only", "small-2x100mbit-oktopk.json"])
+    compare_on_links.main()
+    said = capsys.readouterr().out
+    assert said.startswith("target-small-2x100mbit-oktopk.json: is there\n")
+    assert "| oktopk | **1.7 (83)** |" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--only", "3x1gbit", "--plan"), "--only: no measurement's name has '3x1gbit'"),
+        (("--only", "pace-small-2x100mbit-0"), "pace-small-2x100mbit-0.json is no measurement of this: delete it"),
+    ],
+)
+def test_what_cannot_be_made_or_read_is_named(words, error, tmp_path, monkeypatch, capsys):
+    (tmp_path / "pace-small-2x100mbit-0.json").write_text('{"rows": [{"name": "DDP"}]}')
+    monkeypatch.setattr(sys, "argv", ["-", "--out", str(tmp_path), *words])
+    with pytest.raises(SystemExit) as ended:
+        compare_on_links.main()
+    assert ended.value.code == 2
+    assert error in capsys.readouterr().err
+
+
+def test_broken_rows_raise(tmp_path):
+    (tmp_path / "target-small-2x1gbit-auto.json").write_text("[]")
+    with pytest.raises(UserError, match="target-small-2x1gbit-auto"):
+        compare_on_links.read(tmp_path)
