@@ -39,7 +39,7 @@ from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import transport_of
 from oktopk_training.ranks import connect
-from oktopk_training.recorded import read_recorded
+from oktopk_training.recorded import read_recorded, recorded_ranks
 from surroundings import name_of
 
 LSTMAN4_ELEMENTS = 27_569_568
@@ -283,6 +283,8 @@ def main():
     gradients = ranks.together(lambda: make_gradients(options, comm.rank))
     options = replace(options, elements=gradients[0].numel())
     ranks.insist_on_the_same("numbers of elements", options.elements)
+    if options.recorded and ranks.is_first and len(recorded_ranks(options.recorded)) < comm.size:
+        sys.stderr.write(f"warning: fewer than {comm.size} ranks recorded, so some have the gradients of others\n")
     contenders = [peak_buffers(lambda: DenseAtItsBest(options, comm), gradients[0])]
     contenders += [
         peak_buffers(lambda name=name: Contender(name, options.elements, settings, comm), gradients[0])

@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 import json
 import statistics
+import sys
 import time
 from contextlib import closing
 from itertools import islice
@@ -31,7 +32,7 @@ from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import parse_options
 from oktopk_training.ranks import connect
-from training_methods import MEGABYTE, METHODS, How, chosen, meet_by_gloo, started
+from training_methods import EPILOG, MEGABYTE, METHODS, How, chosen, meet_by_gloo, started
 
 LEARNING_RATE = 1e-4  # nothing is to be learnt here, nor to diverge
 WARM_UP = 4  # steps that are not timed; PowerSGD averages the first densely
@@ -86,6 +87,8 @@ def measure(methods, trainer, batches, ranks):
             if number >= WARM_UP:
                 taken[name].append(time.perf_counter() - began)
                 sent[name].append(None if before is None else sent_from_here() - before)
+        if ranks.is_first:
+            print(f"step {number + 1} of {len(batches)} of each", file=sys.stderr, flush=True)
     return [{"name": name, **_slowest(taken[name], sent[name], ranks)} for name in methods]
 
 
@@ -108,7 +111,7 @@ def table(rows):
 
 def _parse():
     """What is ours, and the words that the trainer is told."""
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0], epilog=EPILOG)
     parser.add_argument("--methods", type=reading(TEXT), metavar="NAME|NAME…", help=f"of {' | '.join(METHODS)}; all")
     parser.add_argument("--steps", type=reading(COUNT), default=12, metavar="N", help="steps that are timed: 12")
     parser.add_argument("--json", type=reading(PATH), metavar="PATH", help="write every figure there too")

@@ -6,7 +6,8 @@
 Steps a minute of both models (scripts/bench_training.py), and minutes of the small one to WER 0.2
 (scripts/time_to_target.py), in networks that scripts/lab.py makes: as root. Each measurement is a file of --out. One
 that is there is not made again, so the same command goes on where it was ended; `--only WORD` makes those whose name
-has the word. After each, table.md and the pictures have all that is there. What stands behind -- goes to the trainer.
+has the word. After each, table.md and the pictures have all that is there. What stands behind -- goes to both programs,
+and is the same for all measurements of a folder.
 """
 
 import _project
@@ -29,10 +30,11 @@ from drawing import picture
 from experiments.outcomes import reached
 from experiments.running import WITH_PARENT
 from lab import check_tools
-from oktopk.fields import PATH, TEXT
+from oktopk.fields import COUNT, NOT_NEGATIVE, PATH, POSITIVE, TEXT
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.inputs import read_json
 from oktopk_training.job import USER_ERROR_STATUS, program
 from training_methods import METHODS
 
@@ -44,9 +46,11 @@ STEPS = {"small": "12", "full": "4"}  # that are timed
 TOGETHER = {"small": len(COMPARED), "full": 4}  # methods in turns: each has a copy of the model on every rank
 WER = 0.2
 UNTIL_THERE = ("--target", str(WER), "--warmup-iters", "59", "--max-epochs", "10")  # an epoch of warm-up, on two ranks
-TABLE, PACE_PICTURE = "table.md", "pace.png"
+TABLE, PACE_PICTURE, OPTIONS = "table.md", "pace.png", "options.json"
+NOT_MEASURED = "–"
 FAILED_STATUS = 1
 MINUTE = 60  # seconds
+MOST_OF_A_FILE = 1 << 24
 COLOURS = {True: "#1f5fa8", False: "#b9bec4"}  # ours, and the others
 
 
@@ -95,21 +99,31 @@ def main():
     wanted = [each for each in grid() if given.only is None or given.only in each.name]
     if not wanted:
         raise UserError(f"--only: no measurement's name has {given.only!r}; --plan lists them")
+    refuse_others(given)
     missing = [each for each in wanted if not (given.out / each.name).exists()]
     for each in wanted:
-        print(f"{each.name}: {'to be made' if each in missing else 'is there'}")
+        print(f"{each.name}: {'is there' if each not in missing else ', '.join(each.methods)}")
+    print(f"{len(missing)} of {len(wanted)} are to be made, in {given.out}")
     if given.plan:
         return
     if missing:
         check_tools()
-    make_folder(given.out)
+    with atomic_write(make_folder(given.out) / OPTIONS) as file:
+        file.write(json.dumps(given.options))
     failed = [each.name for each in missing if not _make(each, given)]
     rows = read(given.out)
     if rows:
-        print(table(rows))
+        print(table(rows), end="")
     if failed:
         print(f"failed: {', '.join(failed)}")
         sys.exit(FAILED_STATUS)
+
+
+def refuse_others(given):
+    """What was measured with other options must not stand beside it in one table."""
+    path = given.out / OPTIONS
+    if path.exists() and path.read_text(encoding="utf-8") != json.dumps(given.options):
+        raise UserError(f"{given.out} has measurements with other options ({path}): give another --out, or those")
 
 
 def _make(measurement, given):
@@ -137,14 +151,28 @@ def read(folder):
 
 
 def _rows(path, measurement):
-    figures = ("seconds",) if measurement.kind == PACE else ("seconds_to_target", "curve")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        rows = read_json(path, MOST_OF_A_FILE)["rows"]
+        if not rows or any(row["name"] not in measurement.methods for row in rows):
+            raise ValueError("other methods were measured")
         for row in rows:
-            _ = row["name"], [row[figure] for figure in figures]
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} is no measurement of this: delete it, and it is made anew") from None
+            _check(row, measurement.kind)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is no measurement of this ({error}): delete it, and it is made anew") from None
     return rows
+
+
+def _check(row, kind):
+    if kind == PACE:
+        POSITIVE.check("seconds", row["seconds"])
+        return
+    if row["seconds_to_target"] is not None:
+        POSITIVE.check("seconds_to_target", row["seconds_to_target"])
+    if not row["curve"]:
+        raise ValueError("no validation")
+    for point in row["curve"]:
+        for name, figure in {"steps": COUNT, "seconds": POSITIVE, "wer": NOT_NEGATIVE}.items():
+            figure.check(name, point[name])
 
 
 def _write(found, out):
@@ -177,9 +205,9 @@ def _table(title, found, say):
     for name in COMPARED:
         cells = []
         for rows, least in zip(by_name, best, strict=True):
-            text = say(rows[name]) if name in rows else ""
+            text = say(rows[name]) if name in rows else NOT_MEASURED
             cells.append(f"**{text}**" if name in rows and _cost(rows[name]) == least else text)
-        if any(cells):
+        if any(cell != NOT_MEASURED for cell in cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -232,7 +260,7 @@ def _draw_panel(axes, cell, rows, named):
     heights = {row["name"]: MINUTE / row["seconds"] for row in rows}
     values = [heights.get(name, 0) for name in COMPARED]
     bars = axes.barh(range(len(COMPARED)), values, color=[COLOURS[not name.startswith("DDP")] for name in COMPARED])
-    labels = [f"{value:.1f}" if value else "" for value in values]
+    labels = [f"{value:.1f}" if value else NOT_MEASURED for value in values]
     axes.bar_label(bars, labels, padding=3, fontsize=8)
     axes.set(title=heading(cell), xlim=(0, 1.2 * max(values)))
     axes.title.set_fontsize(9)
@@ -247,7 +275,7 @@ def _parse():
     parser.add_argument("--out", type=reading(PATH), default=folder, metavar="FOLDER", help="of the measurements")
     parser.add_argument("--only", type=reading(TEXT), metavar="WORD", help="those whose name has it")
     parser.add_argument("--plan", action="store_true", help="say what would be measured, and end")
-    parser.add_argument("options", nargs="*", default=[], metavar="-- OPTION", help="options of the trainer")
+    parser.add_argument("options", nargs="*", default=[], metavar="-- OPTION", help="for both programs and the trainer")
     return parser.parse_args()
 
 

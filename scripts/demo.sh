@@ -7,6 +7,10 @@
 # dense epoch. Options given here come last, so they win (--density 0.05).
 set -euo pipefail
 
+for word in "$@"; do
+    [[ "$word" != -h && "$word" != --help ]] || { sed -n '2,/^set/{/^set/d;s/^#\( \|$\)//;p}' "${BASH_SOURCE[0]}"; exit; }
+done
+
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"

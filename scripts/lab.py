@@ -35,13 +35,22 @@ from pathlib import Path
 from oktopk.fields import COUNT, FLAG, PATH, Checked, Kind, option, up_to
 from oktopk_training.command_line import Parser, add_options
 from oktopk_training.errors import UserError
-from oktopk_training.files import atomic_write
+from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 
 ENTER = Path(__file__).with_name("enter_host.sh")
 MOST_HOSTS = 250  # that the subnet has addresses for
 SUBNET = "10.77.0"
-RATE = Kind("a rate like 1gbit or 100mbit", str, re.compile(r"[1-9]\d*[kmg]bit").fullmatch, metavar="RATE")
+UNITS = {"m": 1, "g": 1000}  # in Mbit/s
+MOST_OF_A_LINK = 100_000
+
+
+def _is_rate(word):
+    found = re.fullmatch(r"([1-9]\d{0,5})([mg])bit", word)
+    return found and int(found[1]) * UNITS[found[2]] <= MOST_OF_A_LINK
+
+
+RATE = Kind("a rate like 100mbit or 1gbit, from 1mbit to 100gbit", str, _is_rate, metavar="RATE")
 SHAPE = ("burst", "256kb", "latency", "50ms")  # of the bucket at either end of a link
 MEETING_PORT = "29500"
 SECONDS_TO_END = 10  # that a command has once it is told to
@@ -77,7 +86,7 @@ def main():
         sys.exit(watch(inside))
     build(network)
     began = time.perf_counter()
-    status = run(starts)
+    status = run(starts, network)
     report(network, time.perf_counter() - began)
     sys.exit(status)
 
@@ -89,9 +98,14 @@ def parse_arguments():
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     network = Network(**vars(parser.parse_args(words[:end])))
-    if not words[end + 1 :]:
+    command = words[end + 1 :]
+    if not command:
         raise UserError("there is no command: put it behind the options, after --")
-    return network, words[end + 1 :]
+    if not shutil.which(command[0]):
+        raise UserError(f"{command[0]} is no program that can be started; put `python` before a script of it")
+    if network.json:
+        refuse_unwritable(network.json)
+    return network, command
 
 
 def check_tools():
@@ -136,7 +150,14 @@ def fork_into_own_namespaces():
     child = os.fork()
     if not child:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in heard():  # or the kernel keeps them from the first process of a namespace
+            signal.signal(number, lambda number, _: os._exit(status_of(-number)))
     return child
+
+
+def heard():
+    """What tells this to end, but what whoever started it has it ignore, as nohup does."""
+    return [number for number in TO_END if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def watch(inside):
@@ -148,7 +169,7 @@ def watch(inside):
         os.kill(inside, number if number in TO_END else signal.SIGKILL)
         signal.alarm(SECONDS_TO_END)
 
-    for number in (*TO_END, signal.SIGALRM):
+    for number in (*heard(), signal.SIGALRM):
         signal.signal(number, pass_on)
     status = os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1])
     return status_of(-told[0] if told else status)
@@ -202,9 +223,15 @@ def tool(*words):
     return done.stdout
 
 
-def run(starts):
+def own_core(network):
+    """Hosts share this machine's cores, and their ranks know only each other."""
+    ranks = network.hosts * network.ranks_per_host
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+
+
+def run(starts, network):
     """The exit status of the commands: of the first that fails, and then all are ended."""
-    for name, value in {**BY_THE_LINKS, INSIDE: "1"}.items():
+    for name, value in {**BY_THE_LINKS, **own_core(network), INSIDE: "1"}.items():
         os.environ.setdefault(name, value)
     running = {}
 
@@ -212,7 +239,7 @@ def run(starts):
         for process in running.values():
             process.send_signal(number)
 
-    for number in TO_END:
+    for number in heard():
         signal.signal(number, end_all)
     for host, words in starts:
         process = subprocess.Popen([ENTER, host, shlex.join(words)], start_new_session=True)
@@ -237,7 +264,7 @@ def report(network, seconds):
     sys.stderr.write("".join(f"lab: {line}\n" for line in lines))
     if network.json:
         with atomic_write(network.json) as file:
-            json.dump({"hosts": hosts, "sent": total, "seconds": seconds}, file, indent=1)
+            json.dump({"rate": network.rate, "hosts": hosts, "sent": total, "seconds": seconds}, file, indent=1)
 
 
 def sent_from_here():

@@ -19,7 +19,7 @@ import numpy as np
 
 import _project  # noqa: F401 - puts LSTM on the path
 from drawing import picture
-from oktopk.fields import PATH, POSITIVE, Kind
+from oktopk.fields import COUNT, NOT_NEGATIVE, PATH, POSITIVE, SHARE, TEXT, Kind
 from oktopk.wire import wires
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
@@ -34,6 +34,7 @@ FRAMES = 1.055  # what goes over a link for each byte of a message: headers of T
 MOST_OF_A_FILE = 1 << 24
 HISTOGRAMS, BINS = 4, 256  # of oktopk's global choice, and 8 bytes each
 BUSY = 0.95  # the share of a step that is computing
+COMPUTING = ("merge", "compression", "demerge")  # of the stages
 NAMES = ("dense", "topkA", "topkSA", "gtopk", "oktopk")
 COLOURS = ("#222222", "#d68910", "#7d3c98", "#2e8b57", "#1f5fa8")
 
@@ -110,7 +111,10 @@ def _rated(word):
     if found is None:
         raise ValueError(word)
     amount, unit, path = found.groups()
-    return float(amount) * (1 if unit == "g" else 1e-3), Path(path)
+    rate = float(amount) * (1 if unit == "g" else 1e-3)
+    if not rate:
+        raise ValueError(word)
+    return rate, Path(path)
 
 
 RATED_FILE = Kind("a rate and a file, as 1gbit:lab.json", _rated)
@@ -129,16 +133,27 @@ class Measured:
         return max(1.0, self.task.ranks / self.cores)
 
 
+def _check(record):
+    for name, kind in {"elements": COUNT, "ranks": COUNT, "cores": COUNT, "density": SHARE}.items():
+        kind.check(name, record[name])
+    if not record["rows"]:
+        raise ValueError("nothing was measured")
+    for row in record["rows"]:
+        TEXT.check("name", row["name"])
+        POSITIVE.check("median_s", row["median_s"])
+        for stage in COMPUTING if row["name"] in NAMES else ():
+            NOT_NEGATIVE.check(stage, row[stage])
+
+
 def read(path):
     try:
         record = read_json(path, MOST_OF_A_FILE)
+        _check(record)
         wire = wires.get(record["wire"])
         entry = wire.entry_bytes if wire else (8 if record["shares_memory"] else wires["gaps"].entry_bytes)
         n, ranks = record["elements"], record["ranks"]
         task = Task(n, ranks, max(1, int(n * record["density"])), entry)
-        rows = {row["name"]: {**row, "median_s": float(row["median_s"])} for row in record["rows"]}
-        if not rows:
-            raise ValueError("nothing was measured")
+        rows = {row["name"]: row for row in record["rows"]}
         return Measured(path, task, rows, record["cores"])
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a file of bench_allreduce.py --json ({error}); measure anew") from None
@@ -150,9 +165,7 @@ def fitted(name, files):
     rows = [(each.task.n, volume(name, each.task).entries) for each in having]
     if len(set(rows)) < (1 if name == "dense" else 2):
         raise UserError(f"{name}: give files of two densities that have it")
-    taken = [
-        sum(each.rows[name][stage] for stage in ("merge", "compression", "demerge")) / each.crowding for each in having
-    ]
+    taken = [sum(each.rows[name][stage] for stage in COMPUTING) / each.crowding for each in having]
     if name == "dense":
         return Costs(min(took / n for took, (n, _) in zip(taken, rows, strict=True)), 0.0)
     (element, entry), *_ = np.linalg.lstsq(np.array(rows, float), np.array(taken), rcond=None)
@@ -216,6 +229,7 @@ def draw(costs, task_of, latency, computing):
         axes.axhline(computing, color="#9aa0a6", linestyle=":", label="computing alone")
         axes.set(xscale="log", yscale="log", title=f"{rate:g} Gbit/s", xlabel="ranks")
         axes.set_xticks(RANKS[::3], [str(p) for p in RANKS[::3]])
+        axes.minorticks_off()
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     panels[0].set_ylabel("seconds of a step")
     panels[-1].legend(frameon=False, fontsize=8)
@@ -238,7 +252,7 @@ def main():
         return Task(n, ranks, k, wires[given.wire].entry_bytes)
 
     parts = {
-        f"Milliseconds of a reduction (n = {n}, k = {k}, wire {given.wire})": table(costs, task_of, latency),
+        f"Milliseconds of a reduction (n = {n:,}, k = {k:,}, wire {given.wire})": table(costs, task_of, latency),
         f"From which rate on a step that computes for {computing:g} s does so 95% of its time": busy_at(
             costs, task_of, latency, computing
         ),

@@ -32,7 +32,7 @@ from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import parse_options
 from oktopk_training.ranks import connect
-from training_methods import METHODS, How, chosen, meet_by_gloo, started
+from training_methods import EPILOG, METHODS, How, chosen, meet_by_gloo, started
 
 MINUTE = 60.0  # seconds
 COLOURS = ("#1f5fa8", "#d68910", "#2e8b57", "#b03a48", "#6b4fa0", "#3a9fbf", "#8a6d3b", "#222222", "#9aa0a6")
@@ -137,7 +137,7 @@ def _write(given, rows, ranks):
 
 def _parse():
     """What is ours, and the options of the trainer."""
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0], epilog=EPILOG)
     parser.add_argument("--target", type=reading(POSITIVE), required=True, metavar="WER")
     parser.add_argument("--methods", type=reading(TEXT), metavar="NAME|NAME…", help=f"of {' | '.join(METHODS)}; all")
     parser.add_argument("--json", type=reading(PATH), metavar="PATH", help="write every figure there too")

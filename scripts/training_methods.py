@@ -2,6 +2,7 @@
 
 import copy
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from oktopk import DistributedOptimizer
 from oktopk_training.errors import UserError
 
 MEGABYTE = 1e6
+EPILOG = "All options of LSTM/main_trainer.py are taken too, as --hidden-size, --batch-size and --data-dir."
 
 
 class How(NamedTuple):
@@ -122,7 +124,11 @@ def chosen(words):
 def started(name, net, ranks, how):
     """A copy of the net as the method trains it: the copy, how it is called, its optimizer."""
     own = copy.deepcopy(net)
-    return own, *METHODS[name].start(own, ranks.new_communicator(name), how)
+    called, optimizer = METHODS[name].start(own, ranks.new_communicator(name), how)
+    choice = getattr(getattr(optimizer, "averager", None), "choice", None)
+    if choice and ranks.is_first:
+        print(f"{name}: {choice.reason}", file=sys.stderr, flush=True)
+    return own, called, optimizer
 
 
 def meet_by_gloo(ranks):

@@ -79,7 +79,7 @@ def forms(settings, communicator, device):
 
 def _seconds(make_averager, names, form, communicator):
     """The median of a few reductions that follow a first one, which finds its thresholds."""
-    averager = make_averager(form.compression, replace(form.settings, warmup_iters=0))
+    averager = make_averager(form.compression, replace(form.settings, warmup_iters=0, ramp_iters=0))
     pattern = torch.randn(PATTERN, generator=torch.Generator().manual_seed(communicator.rank)).to(averager.device)
     taken = []
     while len(taken) <= TRIES and sum(taken[1:]) < ENOUGH_SECONDS:

@@ -28,11 +28,15 @@ class Recorder:
 
 def read_recorded(folder, rank):
     """The gradients of a rank; of one that the run did not have, those of another."""
-    ranks = {int(path.stem.rpartition("-")[2]) for path in Path(folder).glob("step-*-rank-[0-9]*.npy")}
+    ranks = recorded_ranks(folder)
     if not ranks:
         raise UserError(f"{folder} has no gradients; record some by LSTM/main_trainer.py --record-gradients STEP")
-    theirs = sorted(ranks)[rank % len(ranks)]
+    theirs = ranks[rank % len(ranks)]
     return [_read(path) for path in sorted(Path(folder).glob(f"step-*-rank-{theirs}.npy"))]
+
+
+def recorded_ranks(folder):
+    return sorted({int(path.stem.rpartition("-")[2]) for path in Path(folder).glob("step-*-rank-[0-9]*.npy")})
 
 
 def _read(path):

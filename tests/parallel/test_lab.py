@@ -24,6 +24,7 @@ needs_root_and_iproute2 = pytest.mark.skipif(
 LAB = ROOT / "scripts" / "lab.py"
 HEADERS = 1514 / 1448  # what Ethernet, IP and TCP with timestamps make of a full packet's content
 MEGABITS = 200
+LIMITS = "from 1mbit to 100gbit, found '"
 
 
 @needs_root_and_iproute2
@@ -112,6 +113,34 @@ def test_a_lab_that_is_killed_leaves_nothing(number, tmp_path):
         assert time.monotonic() < until
 
 
+@needs_root_and_iproute2
+def test_a_lab_that_is_told_to_end_while_it_is_built_starts_nothing():
+    begun = time.monotonic()
+    command = [sys.executable, LAB, "--hosts", "100", "--", "echo", "started"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as told:
+        while not list(Path(f"/proc/{told.pid}/task/{told.pid}").glob("children")) or not children_of(told.pid):
+            time.sleep(0.01)
+        time.sleep(0.2)  # into the building, which takes seconds
+        told.terminate()
+        said, _ = told.communicate(timeout=SECONDS_TO_END)
+    assert (told.returncode, said) == (143, "")
+    assert time.monotonic() - begun < SECONDS_TO_END
+
+
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@needs_root_and_iproute2
+def test_a_lab_under_nohup_goes_on_without_its_terminal():
+    command = ["nohup", sys.executable, LAB, "--hosts", "1", "--", "bash", "-c", "echo ready; sleep 1; echo done"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"ready\n"
+        running.send_signal(signal.SIGHUP)
+        said, _ = running.communicate(timeout=SECONDS_TO_END)
+    assert (running.returncode, said) == (0, b"done\n")
+
+
 def network_namespaces():
     """Of all processes."""
     found = set()
@@ -140,8 +169,13 @@ def test_without_iproute2_it_says_so(monkeypatch, tmp_path):
     ("words", "said"),
     [
         (["--hosts", "2"], "there is no command: put it behind the options, after --"),
+        (["--torchrun", "--", __file__], f"{__file__} is no program that can be started; put `python` before"),
         (["--hosts", "300", "--", "true"], "argument --hosts: expected at most 250, found '300'"),
-        (["--rate", "fast", "--", "true"], "argument --rate: expected a rate like 1gbit or 100mbit, found 'fast'"),
+        *(
+            (["--rate", rate, "--", "true"], f"argument --rate: expected a rate like 100mbit or 1gbit, {LIMITS}{rate}'")
+            for rate in ("fast", "1kbit", "0gbit", "101gbit", "99999999999999999999gbit")
+        ),
+        (["--json", "/missing/bytes.json", "--", "true"], "cannot write /missing/bytes.json: No such file"),
     ],
 )
 def test_wrong_options_are_one_sentence(words, said):

@@ -76,3 +76,15 @@ def test_one_rank_is_dense_without_a_try():
 def test_parts_of_a_model_are_refused():
     with pytest.raises(ValueError, match="for a whole model, not for parts of it"):
         PiecewiseAverager(FASTEST, Settings(), Alone())
+
+
+def test_forms_are_tried_at_the_density_that_lasts(monkeypatch):
+    """Neither those of a dense warm-up nor those of the ramp after it."""
+    tried = []
+
+    def make(compression, settings):
+        tried.append((settings.warmup_iters, settings.ramp_iters))
+        return GradientAverager([("w", torch.nn.Parameter(torch.zeros(100)))], compression, settings, Alone())
+
+    auto._seconds(make, ["w"], auto.Form("x", "oktopk", Settings(warmup_iters=3, ramp_iters=5)), Alone())
+    assert tried == [(0, 0)]

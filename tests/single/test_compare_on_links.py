@@ -60,14 +60,14 @@ def test_a_panel_for_each_cell_has_a_bar_for_each_method(measured):
     (axes,) = compare_on_links.draw({CELL: compare_on_links.read(measured)[CELL]}).axes
     assert axes.get_title() == "small, 2 hosts, 0.1 Gbit/s"
     assert [text.get_text() for text in axes.get_yticklabels()] == compare_on_links.COMPARED
-    assert sorted(text.get_text() for text in axes.texts if text.get_text()) == ["120.0", "30.0"]
+    assert {text.get_text() for text in axes.texts} == {"120.0", "30.0", "–"}
 
 
 def test_what_is_there_is_not_measured_again(measured, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["-", "--out", str(measured), "--only", "small-2x100mbit-oktopk.json"])
     compare_on_links.main()
     said = capsys.readouterr().out
-    assert said.startswith("target-small-2x100mbit-oktopk.json: is there\n")
+    assert said.startswith("target-small-2x100mbit-oktopk.json: is there\n0 of 1 are to be made, in ")
     assert "| oktopk | **1.7 (83)** |" in said
 
 
@@ -75,11 +75,13 @@ def test_what_is_there_is_not_measured_again(measured, monkeypatch, capsys):
     ("words", "error"),
     [
         (("--only", "3x1gbit", "--plan"), "--only: no measurement's name has '3x1gbit'"),
-        (("--only", "pace-small-2x100mbit-0"), "pace-small-2x100mbit-0.json is no measurement of this: delete it"),
+        (("--plan", "--", "--batch-size", "4"), "has measurements with other options ("),
+        (("--only", "pace-small-2x100mbit-0"), "pace-small-2x100mbit-0.json is no measurement of this ('seconds'): delete it"),
     ],
 )
 def test_what_cannot_be_made_or_read_is_named(words, error, tmp_path, monkeypatch, capsys):
     (tmp_path / "pace-small-2x100mbit-0.json").write_text('{"rows": [{"name": "DDP"}]}')
+    (tmp_path / "options.json").write_text("[]")
     monkeypatch.setattr(sys, "argv", ["-", "--out", str(tmp_path), *words])
     with pytest.raises(SystemExit) as ended:
         compare_on_links.main()
@@ -87,7 +89,39 @@ def test_what_cannot_be_made_or_read_is_named(words, error, tmp_path, monkeypatc
     assert error in capsys.readouterr().err
 
 
-def test_broken_rows_raise(tmp_path):
-    (tmp_path / "target-small-2x1gbit-auto.json").write_text("[]")
-    with pytest.raises(UserError, match="target-small-2x1gbit-auto"):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            ("target-small-2x1gbit-auto.json", text)
+            for text in (
+                "",
+                "[]",
+                '{"rows": []}',
+                '{"rows": [{"name": "auto", "seconds_to_target": null, "curve": []}]}',
+                '{"rows": [{"name": "auto", "seconds_to_target": 0, "curve": [{"steps": 1, "seconds": 1, "wer": 1}]}]}',
+                '{"rows": [{"name": "auto", "seconds_to_target": 9, "curve": [{"steps": 1, "seconds": 1}]}]}',
+                '{"rows": [{"name": "DDP", "seconds_to_target": 9, "curve": [{"steps": 1, "seconds": 1, "wer": 1}]}]}',
+            )
+        ),
+        *(
+            ("pace-full-4x1gbit-0.json", text)
+            for text in (
+                '{"rows": [{"name": "DDP", "seconds": 0}]}',
+                '{"rows": [{"name": "DDP", "seconds": "x"}]}',
+                '{"rows": [{"name": ["DDP"], "seconds": 1}]}',
+                '{"rows": [{"name": "zzz", "seconds": 1}]}',
+            )
+        ),
+    ],
+)
+def test_what_is_damaged_is_named(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=rf"{name} is no measurement of this \(.+\): delete it, and it is made anew"):
+        compare_on_links.read(tmp_path)
+
+
+def test_a_folder_in_place_of_a_measurement_is_named(tmp_path):
+    (tmp_path / "pace-full-4x1gbit-0.json").mkdir()
+    with pytest.raises(UserError, match="it is a folder"):
         compare_on_links.read(tmp_path)

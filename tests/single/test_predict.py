@@ -56,6 +56,35 @@ def test_it_prints_its_tables_and_draws(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: value} for name in ("cores", "ranks", "elements") for value in (0, None, "2", -1, 1.5, [])),
+        *({"density": value} for value in (-1, 0, 2, "x", None)),
+        *({"rows": rows} for rows in ([], 3, [{}], [{"name": "x", "median_s": 0}], [{"name": "x", "median_s": "1"}])),
+        {"rows": [{"name": "dense", "median_s": 1}]},
+        {"rows": [{"name": "dense", "median_s": 1, "merge": "x", "compression": 1, "demerge": 1}]},
+        {"rows": [{"name": ["x"], "median_s": 1}]},
+        {"wire": []},
+    ],
+    ids=str,
+)
+def test_figures_that_cannot_be_are_refused(wrong, tmp_path):
+    path = write(tmp_path / "wrong.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    with pytest.raises(UserError, match=r"wrong\.json is not a file of bench_allreduce\.py --json \(.+\); measure"):
+        predict.read(path)
+
+
+def test_a_link_of_no_rate_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["predict.py", "any.json", "--check", "0gbit:any.json"])
+    with pytest.raises(SystemExit):
+        predict.main()
+    assert "argument --check: expected a rate and a file, as 1gbit:lab.json, found '0gbit:any.json'" in (
+        capsys.readouterr().err
+    )
+
+
 def test_files_that_do_not_say_enough_are_refused(tmp_path):
     once = [predict.read(write(tmp_path / "once.json"))]
     with pytest.raises(UserError, match="oktopk: give files of two densities that have it"):
