@@ -35,6 +35,16 @@ class CpuOps:
         return mean, max(0.0, squares / tensor.numel() - mean * mean) ** 0.5
 
     @staticmethod
+    def gather(velocity, gradient, momentum, nesterov):
+        """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
+        if nesterov:
+            gradient.add_(velocity.mul_(momentum).add_(gradient), alpha=momentum)
+        else:
+            arrays, factor = (velocity.numpy(), gradient.numpy()), np.float32(momentum)
+            borders = _pieces(velocity.numel(), torch.get_num_threads())
+            _for_each(lambda start, end: kernels.gather(*(each[start:end] for each in arrays), factor), borders)
+
+    @staticmethod
     def accumulate(residual, gradient, bound=None, room=0):
         """residual += gradient; gradient = 0. With a bound: also the entries that reach it, or None if over `room`."""
         if bound is None:

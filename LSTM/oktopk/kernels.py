@@ -168,6 +168,19 @@ def accumulate(residual, gradient, bound, indices, values):
     return count if room >= 0 else -1
 
 
+@compiled(void(floats, floats, float32))
+def gather(velocity, gradient, momentum):
+    """velocity = momentum * velocity + gradient; gradient = velocity."""
+    address, other_address = velocity.ctypes.data, gradient.ctypes.data
+    for start in range(0, velocity.size, GROUP):
+        _prefetch_group(address + 4 * start)
+        _prefetch_group(other_address + 4 * start)
+        old, new = velocity[start : start + GROUP], gradient[start : start + GROUP]
+        for j in range(old.size):
+            old[j] = momentum * old[j] + new[j]
+            new[j] = old[j]
+
+
 @compiled(int64(floats, int32))
 def count_at_least(array, bound):
     """How many magnitudes reach `bound`."""

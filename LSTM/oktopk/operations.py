@@ -45,6 +45,15 @@ class TorchOps:
         return mean, max(0.0, square - mean * mean) ** 0.5
 
     @staticmethod
+    def gather(velocity, gradient, momentum, nesterov):
+        """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
+        velocity.mul_(momentum).add_(gradient)
+        if nesterov:
+            gradient.add_(velocity, alpha=momentum)
+        else:
+            gradient.copy_(velocity)
+
+    @staticmethod
     def accumulate(residual, gradient, bound=None, room=0):
         """residual += gradient; gradient = 0. With a bound: also the entries that reach it, or None if over `room`."""
         residual.add_(gradient)

@@ -98,15 +98,10 @@ class Reducer:
             self.inspector.after(self, chosen, reduction)
 
     def _gather_momentum(self):
-        """velocity = momentum * velocity + gradient; the gradient becomes what an optimizer with momentum steps by."""
-        gradient, momentum = self.merged.gradient, self.settings.momentum
+        gradient, settings = self.merged.gradient, self.settings
         if self.velocity is None:
             self.velocity = zeros(self.merged.size, gradient.device)
-        self.velocity.mul_(momentum).add_(gradient)
-        if self.settings.nesterov:
-            gradient.add_(self.velocity, alpha=momentum)
-        else:
-            gradient.copy_(self.velocity)
+        self.ops.gather(self.velocity, gradient, settings.momentum, settings.nesterov)
 
     @contextmanager
     def _set_aside(self, names):

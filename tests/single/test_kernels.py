@@ -175,6 +175,27 @@ def test_accumulate_without_a_bound_adds_and_finds_nothing(ops, array):
     assert not gradient.any()
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@given(array=VECTORS, momentum=st.floats(0, 1, width=32, exclude_max=True), old=FLOATS)
+def test_momentum_is_gathered_alike(nesterov, array, momentum, old):
+    found = []
+    for ops in (CpuOps, TorchOps):
+        velocity, gradient = torch.full((len(array),), old), torch.from_numpy(array.copy())
+        ops.gather(velocity, gradient, momentum, nesterov)
+        found.append((velocity.numpy().tobytes(), gradient.numpy().tobytes()))
+    velocity = np.float32(momentum) * np.float32(old) + array
+    assert found[0] == found[1]
+    assert found[0][0] == velocity.tobytes()
+    assert nesterov or found[0][1] == velocity.tobytes()
+
+
+def test_threads_gather_all_of_it(three_threads):
+    velocity, gradient = torch.arange(1999.0), torch.ones(1999)
+    CpuOps.gather(velocity, gradient, 0.5, nesterov=False)
+    assert torch.equal(velocity, torch.arange(1999) * 0.5 + 1)
+    assert torch.equal(gradient, velocity)
+
+
 # ---- sums and what is left of them
 
 
