@@ -102,7 +102,7 @@ def main():
     refuse_others(given)
     missing = [each for each in wanted if not (given.out / each.name).exists()]
     for each in wanted:
-        print(f"{each.name}: {'is there' if each not in missing else ', '.join(each.methods)}")
+        print(f"{each.name}: {'is there' if each not in missing else ' | '.join(each.methods)}")
     print(f"{len(missing)} of {len(wanted)} are to be made, in {given.out}")
     if given.plan:
         return
