@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oktopk.fields import COUNT, FLAG, PATH, Checked, Kind, option, up_to
+from oktopk.starting import YIELD_VARIABLE, cores
 from oktopk_training.command_line import Parser, add_options
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, refuse_unwritable
@@ -223,15 +224,16 @@ def tool(*words):
     return done.stdout
 
 
-def own_core(network):
-    """Hosts share this machine's cores, and their ranks know only each other."""
-    ranks = network.hosts * network.ranks_per_host
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+def of_shared_cores(network):
+    """Hosts share this machine's cores, of which their ranks know nothing."""
+    ranks, here = network.hosts * network.ranks_per_host, len(cores())
+    threads = {"OMP_NUM_THREADS": str(max(1, here // ranks))}
+    return threads if ranks <= here else {**threads, YIELD_VARIABLE: "0"}
 
 
 def run(starts, network):
     """The exit status of the commands: of the first that fails, and then all are ended."""
-    for name, value in {**BY_THE_LINKS, **own_core(network), INSIDE: "1"}.items():
+    for name, value in {**BY_THE_LINKS, **of_shared_cores(network), INSIDE: "1"}.items():
         os.environ.setdefault(name, value)
     running = {}
 

@@ -88,6 +88,15 @@ def test_torchrun_starts_an_agent_on_each_host():
 
 
 @needs_root_and_iproute2
+@pytest.mark.parametrize("torchrun", [(), ("--torchrun",)])
+def test_hosts_share_this_machines_cores(torchrun):
+    cores, echo = len(os.sched_getaffinity(0)), "echo $OMP_NUM_THREADS ${MPIR_CVAR_POLLS_BEFORE_YIELD-spins}"
+    for hosts, said in ((cores + 1, "1 0"), (1, f"{cores} spins")):
+        done = run_script(LAB, *torchrun, "--hosts", hosts, "--", "bash", "-c", echo)
+        assert done.stdout.splitlines() == [said] * hosts
+
+
+@needs_root_and_iproute2
 def test_the_exit_status_is_the_commands():
     done = run_script(LAB, "--", "bash", "-c", "exit $((7 * PMI_RANK))")
     assert done.returncode == 7
