@@ -32,7 +32,7 @@ from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import parse_options
 from oktopk_training.ranks import connect
-from training_methods import EPILOG, MEGABYTE, METHODS, How, chosen, meet_by_gloo, started
+from training_methods import EPILOG, MEGABYTE, METHODS, How, choice_of, chosen, meet_by_gloo, started
 
 LEARNING_RATE = 1e-4  # nothing is to be learnt here, nor to diverge
 WARM_UP = 4  # steps that are not timed; PowerSGD averages the first densely
@@ -44,6 +44,7 @@ class Method:
 
     def __init__(self, net, called, optimizer):
         self._called, self._optimizer = called, optimizer
+        self.choice = choice_of(optimizer)
 
     def step(self, loss_of):
         self._optimizer.zero_grad()
@@ -89,7 +90,11 @@ def measure(methods, trainer, batches, ranks):
                 sent[name].append(None if before is None else sent_from_here() - before)
         if ranks.is_first:
             print(f"step {number + 1} of {len(batches)} of each", file=sys.stderr, flush=True)
-    return [{"name": name, **_slowest(taken[name], sent[name], ranks)} for name in methods]
+    return [_row(name, method.choice, _slowest(taken[name], sent[name], ranks)) for name, method in methods.items()]
+
+
+def _row(name, choice, figures):
+    return {"name": name, **({"choice": choice.compression} if choice else {}), **figures}
 
 
 def _slowest(taken, sent, ranks):

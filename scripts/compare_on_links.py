@@ -3,11 +3,12 @@
     python scripts/compare_on_links.py --plan
     python scripts/compare_on_links.py --out runs/links
 
-Steps a minute of both models (scripts/bench_training.py), and minutes of the small one to WER 0.2
-(scripts/time_to_target.py), in networks that scripts/lab.py makes: as root. Each measurement is a file of --out. One
-that is there is not made again, so the same command goes on where it was ended; `--only WORD` makes those whose name
-has the word. After each, table.md and the pictures have all that is there. What stands behind -- goes to both programs,
-and is the same for all measurements of a folder.
+Steps a minute of both models (scripts/bench_training.py), and minutes of the small one to WER 0.2, in networks that
+scripts/lab.py makes: as root. How many steps a method takes to a WER is no matter of links, so each trains once on so
+many hosts, over fast ones (scripts/time_to_target.py); its minutes are those steps, at the pace that either of its
+phases has over the link. Each measurement is a file of --out. One that is there is not made again, so the same command
+goes on where it was ended; `--only WORD` makes those whose name has the word. After each, table.md and the pictures
+have all that is there. What stands behind -- goes to both programs, and is the same for all measurements of a folder.
 """
 
 import _project
@@ -24,6 +25,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import time_to_target
 from drawing import picture
@@ -40,13 +42,16 @@ from training_methods import METHODS
 
 MODELS = {"small": ("--hidden-size", "256", "--hidden-layers", "3"), "full": ()}
 HOSTS, RATES = (2, 4), ("100mbit", "1gbit")
-COMPARED = [name for name in METHODS if not name.startswith("dense") and name != "oktopk, no momentum correction"]
-PACE, TARGET = "pace", "target"
+FAST = "10gbit"  # of the links where nobody looks at the time
+COMPARED = [name for name in METHODS if name not in ("dense, overlapped", "oktopk, no momentum correction")]
+CHOOSES = "auto"  # one of the others, by the link, and learns as that
+PACE, LEARNT = "pace", "learnt"
 STEPS = {"small": "12", "full": "4"}  # that are timed
-MOST_AT_ONCE = {("full", 4): 6}  # methods in turns: each has a copy of the model on every rank
+MOST_AT_ONCE = {("full", 4): 7}  # methods in turns: each has a copy of the model on every rank
 YARDSTICK = "oktopk"  # in all parts of a cell that has several
 WER = 0.2
-UNTIL_THERE = ("--target", str(WER), "--warmup-iters", "59", "--max-epochs", "10")  # an epoch of warm-up, on two ranks
+WARM_UP = 59  # steps: an epoch on two ranks
+UNTIL_THERE = ("--target", str(WER), "--warmup-iters", str(WARM_UP), "--max-epochs", "20")
 TABLE, PACE_PICTURE, OPTIONS = "table.md", "pace.png", "options.json"
 NOT_MEASURED = "–"
 FAILED_STATUS = 1
@@ -88,9 +93,9 @@ def grid():
     for model, hosts, rate in cells:
         for number, methods in enumerate(parts(MOST_AT_ONCE.get((model, hosts), len(COMPARED)))):
             yield Measurement(PACE, model, hosts, rate, str(number), tuple(methods))
-    for name, (model, hosts, rate) in product(COMPARED, cells):
-        if model == "small":
-            yield Measurement(TARGET, model, hosts, rate, re.sub(r"\W+", "-", name), (name,))
+    for hosts, name in product(HOSTS, COMPARED):
+        if name != CHOOSES:
+            yield Measurement(LEARNT, "small", hosts, FAST, re.sub(r"\W+", "-", name), (name,))
 
 
 def parts(most):
@@ -119,9 +124,7 @@ def main():
     with atomic_write(make_folder(given.out) / OPTIONS) as file:
         file.write(json.dumps(given.options))
     failed = [each.name for each in missing if not _make(each, given)]
-    rows = read(given.out)
-    if rows:
-        print(table(rows), end="")
+    print(table(read(given.out)), end="")
     if failed:
         print(f"failed: {', '.join(failed)}")
         sys.exit(FAILED_STATUS)
@@ -148,15 +151,48 @@ def _make(measurement, given):
     return True
 
 
+class Found(NamedTuple):
+    """What was measured, in the order of the grid."""
+
+    paces: dict  # (model, hosts, rate) -> rows: method, seconds of a step
+    curves: dict  # (model, hosts) -> {method: WER by steps}
+
+    @property
+    def minutes(self):
+        """(model, hosts, rate) -> rows: method, WER by steps and seconds, as if it had trained over these links."""
+        cells = {cell: _timed(self.curves.get(cell[:2], {}), rows) for cell, rows in self.paces.items()}
+        return {cell: rows for cell, rows in cells.items() if rows}
+
+
 def read(folder):
-    """{(kind, model, hosts, rate): rows of the methods that were measured}, in the order of the grid."""
-    found = {}
+    paces, curves = {}, {}
     for each in grid():
         path = folder / each.name
-        if path.exists():
-            rows = found.setdefault((each.kind, each.model, each.hosts, each.rate), [])
-            rows += _as_beside(rows, _rows(path, each)) if each.kind == PACE else _rows(path, each)
-    return found
+        if not path.exists():
+            continue
+        rows = _rows(path, each)
+        if each.kind == PACE:
+            beside = paces.setdefault((each.model, each.hosts, each.rate), [])
+            beside += _as_beside(beside, rows)
+        else:
+            curves.setdefault((each.model, each.hosts), {}).update({row["name"]: row["curve"] for row in rows})
+    return Found(paces, curves)
+
+
+def _timed(curves, paces):
+    seconds, timed = {row["name"]: row["seconds"] for row in paces}, []
+    for row in paces:
+        method = row.get("choice", row["name"])
+        if method in curves:
+            before, after = seconds.get(METHODS[method].warm_up, row["seconds"]), row["seconds"]
+            curve = [{**point, "seconds": _seconds(point["steps"], before, after)} for point in curves[method]]
+            timed.append({"name": row["name"], "curve": curve})
+    return timed
+
+
+def _seconds(steps, before, after):
+    """Of so many steps, where one takes `before` in the warm-up and `after` when that is over."""
+    return min(steps, WARM_UP) * before + max(0, steps - WARM_UP) * after
 
 
 def _as_beside(rows, others):
@@ -183,55 +219,55 @@ def _rows(path, measurement):
 def _check(row, kind):
     if kind == PACE:
         POSITIVE.check("seconds", row["seconds"])
+        if row["name"] == CHOOSES and row["choice"] not in METHODS:
+            raise ValueError(f"{CHOOSES} chose {row['choice']!r}")
         return
-    if row["seconds_to_target"] is not None:
-        POSITIVE.check("seconds_to_target", row["seconds_to_target"])
     if not row["curve"]:
         raise ValueError("no validation")
     for point in row["curve"]:
-        for name, figure in {"steps": COUNT, "seconds": POSITIVE, "wer": NOT_NEGATIVE}.items():
+        for name, figure in {"steps": COUNT, "wer": NOT_NEGATIVE}.items():
             figure.check(name, point[name])
 
 
 def _write(found, out):
     with atomic_write(out / TABLE) as file:
         file.write(table(found))
-    paces = {cell: rows for cell, rows in found.items() if cell[0] == PACE}
-    if paces:
-        picture.write_picture(draw(paces), out / PACE_PICTURE, 120)
-    for (kind, _, hosts, rate), rows in found.items():
-        if kind == TARGET:
-            drawn = time_to_target.draw(rows, WER, f"{hosts} hosts, links of {spoken(rate)}")
-            picture.write_picture(drawn, out / f"wer-{hosts}x{rate}.png", 120)
+    if found.paces:
+        picture.write_picture(draw(found.paces), out / PACE_PICTURE, 120)
+    for (_, hosts, rate), rows in found.minutes.items():
+        drawn = time_to_target.draw(rows, WER, f"{hosts} hosts, links of {spoken(rate)}")
+        picture.write_picture(drawn, out / f"wer-{hosts}x{rate}.png", 120)
 
 
 # ---- the tables
 
 
 def table(found):
-    parts = ((PACE, "steps a minute", _pace), (TARGET, f"minutes to WER {WER:g} (steps)", _minutes))
-    return "\n".join(_table(title, {c: r for c, r in found.items() if c[0] == kind}, say) for kind, title, say in parts)
+    """Of paces, and of minutes."""
+    paces = _table("steps a minute", found.paces, _pace, lambda row: row["seconds"])
+    minutes = _table(f"minutes to WER {WER:g} (steps)", found.minutes, _minutes, _seconds_to_target)
+    return "\n".join(filter(None, (paces, minutes)))
 
 
-def _table(title, found, say):
-    """A row for each method, a column for each cell; its best in bold."""
+def _table(title, found, say, cost):
+    """A row for each method, a column for each cell; its best, which costs least, in bold."""
     if not found:
         return ""
     lines = [f"| {title} | {' | '.join(map(heading, found))} |", "| --- " * (1 + len(found)) + "|"]
-    best = [min(map(_cost, rows), default=None) for rows in found.values()]
+    best = [min(map(cost, rows)) for rows in found.values()]
     by_name = [{row["name"]: row for row in rows} for rows in found.values()]
     for name in COMPARED:
         cells = []
         for rows, least in zip(by_name, best, strict=True):
             text = say(rows[name]) if name in rows else NOT_MEASURED
-            cells.append(f"**{text}**" if name in rows and _cost(rows[name]) == least else text)
+            cells.append(f"**{text}**" if name in rows and cost(rows[name]) == least else text)
         if any(cell != NOT_MEASURED for cell in cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def heading(cell):
-    _, model, hosts, rate = cell
+    model, hosts, rate = cell
     return f"{model}, {hosts} hosts, {spoken(rate)}"
 
 
@@ -239,33 +275,33 @@ def spoken(rate):
     return {"100mbit": "0.1 Gbit/s", "1gbit": "1 Gbit/s"}[rate]
 
 
-def _cost(row):
-    """What is least where a method is best."""
-    if "curve" not in row:
-        return row["seconds"]
-    return float("inf") if row["seconds_to_target"] is None else row["seconds_to_target"]
-
-
 def _pace(row):
     return f"{MINUTE / row['seconds']:.1f}"
 
 
 def _minutes(row):
-    if row["seconds_to_target"] is None:
-        return f"not in {time_to_target.minutes(row):.1f}"
-    steps = reached([(point["steps"], point["wer"]) for point in row["curve"]], WER)
-    return f"{row['seconds_to_target'] / MINUTE:.1f} ({steps:.0f})"
+    steps, seconds = _at_target(row, "steps"), _seconds_to_target(row)
+    return f"not in {time_to_target.minutes(row):.1f}" if steps is None else f"{seconds / MINUTE:.1f} ({steps:.0f})"
+
+
+def _seconds_to_target(row):
+    seconds = _at_target(row, "seconds")
+    return float("inf") if seconds is None else seconds
+
+
+def _at_target(row, what):
+    return reached([(point[what], point["wer"]) for point in row["curve"]], WER)
 
 
 def draw(paces):
     """A panel for each cell, a bar for each method."""
-    models = [model for model in MODELS if any(cell[1] == model for cell in paces)]
-    columns = max(sum(cell[1] == model for cell in paces) for model in models)
+    models = [model for model in MODELS if any(cell[0] == model for cell in paces)]
+    columns = max(sum(cell[0] == model for cell in paces) for model in models)
     figure, panels = picture.pyplot().subplots(
         len(models), columns, figsize=(2.6 + 2.6 * columns, 3.4 * len(models)), squeeze=False, layout="constrained"
     )
     for line, model in zip(panels, models, strict=True):
-        cells = [cell for cell in paces if cell[1] == model]
+        cells = [cell for cell in paces if cell[0] == model]
         for axes in line[len(cells) :]:
             axes.set_visible(False)
         for place, (axes, cell) in enumerate(zip(line, cells, strict=False)):

@@ -35,6 +35,11 @@ class Ours:
     momentum_correction: bool = True  # as in main_trainer.py, where steps are sparse
     settings: dict = field(default_factory=dict)
 
+    @property
+    def warm_up(self):
+        """The method whose steps come first, where they are others."""
+        return None if self.compression == "dense" else "dense"
+
     def start(self, net, communicator, how):
         """The net as it is called, and its optimizer."""
         settings = {"warmup_iters": how.warmup_iters, **self.settings}
@@ -57,6 +62,10 @@ class Ddp:
     hook: Callable | None = None
     one_bucket: bool = False
     momentum_correction = False
+
+    @property
+    def warm_up(self):
+        return "DDP" if self.one_bucket else None
 
     def start(self, net, communicator, how):
         """See Ours; it goes over a process group of its own."""
@@ -125,10 +134,15 @@ def started(name, net, ranks, how):
     """A copy of the net as the method trains it: the copy, how it is called, its optimizer."""
     own = copy.deepcopy(net)
     called, optimizer = METHODS[name].start(own, ranks.new_communicator(name), how)
-    choice = getattr(getattr(optimizer, "averager", None), "choice", None)
+    choice = choice_of(optimizer)
     if choice and ranks.is_first:
         print(f"{name}: {choice.reason}", file=sys.stderr, flush=True)
     return own, called, optimizer
+
+
+def choice_of(optimizer):
+    """What `auto` took; None of all others."""
+    return getattr(getattr(optimizer, "averager", None), "choice", None)
 
 
 def meet_by_gloo(ranks):
