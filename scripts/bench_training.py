@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from contextlib import closing
-from itertools import islice
+from itertools import chain, count, islice
 
 import torch.distributed as dist
 
@@ -36,7 +36,7 @@ from training_methods import EPILOG, MEGABYTE, METHODS, How, choice_of, chosen, 
 
 LEARNING_RATE = 1e-4  # nothing is to be learnt here, nor to diverge
 WARM_UP = 4  # steps that are not timed; PowerSGD averages the first densely
-EPOCH = 1  # the batches of the first come in the order of their lengths
+EPOCH = 1  # and those after it: the batches of the first come in the order of their lengths
 
 
 class Method:
@@ -59,7 +59,8 @@ def main():
     ranks.share_cores()
     trainer = ranks.together(lambda: DLTrainer(parse_options([*words, "--device", "cpu"]), ranks.rank, ranks.size))
     with closing(trainer):
-        batches = list(islice(trainer.task.batches(EPOCH), WARM_UP + given.steps))
+        epochs = map(trainer.task.batches, count(EPOCH))
+        batches = list(islice(chain.from_iterable(epochs), WARM_UP + given.steps))
     net = trainer.net
     ranks.share_model(net)
     meet_by_gloo(ranks)
@@ -68,12 +69,12 @@ def main():
     dist.destroy_process_group()
     if not ranks.is_first:
         return
-    count = sum(parameter.numel() for parameter in net.parameters())
-    print(f"{ranks.size} ranks, {count:,} parameters, {given.steps} steps of each method")
+    size = sum(parameter.numel() for parameter in net.parameters())
+    print(f"{ranks.size} ranks, {size:,} parameters, {given.steps} steps of each method")
     print(table(rows))
     if given.json:
         with atomic_write(given.json) as file:
-            json.dump({"ranks": ranks.size, "parameters": count, "rows": rows}, file, indent=1)
+            json.dump({"ranks": ranks.size, "parameters": size, "rows": rows}, file, indent=1)
 
 
 def measure(methods, trainer, batches, ranks):

@@ -33,7 +33,7 @@ from experiments.outcomes import reached
 from experiments.running import WITH_PARENT
 from lab import check_tools
 from oktopk.fields import COUNT, NOT_NEGATIVE, PATH, POSITIVE, TEXT
-from oktopk_training.command_line import Parser, reading
+from oktopk_training.command_line import Parser, hyphenated, reading
 from oktopk_training.errors import UserError
 from oktopk_training.files import atomic_write, make_folder
 from oktopk_training.inputs import read_json
@@ -52,6 +52,7 @@ YARDSTICK = "oktopk"  # in all parts of a cell that has several
 WER = 0.2
 WARM_UP = 59  # steps: an epoch on two ranks
 UNTIL_THERE = ("--target", str(WER), "--warmup-iters", str(WARM_UP), "--max-epochs", "20")
+TAKEN = ("--methods", "--json", "--steps", "--out", *UNTIL_THERE[::2])
 TABLE, PACE_PICTURE, OPTIONS = "table.md", "pace.png", "options.json"
 NOT_MEASURED = "–"
 FAILED_STATUS = 1
@@ -133,7 +134,13 @@ def main():
 def refuse_others(given):
     """What was measured with other options must not stand beside it in one table."""
     path = given.out / OPTIONS
-    if path.exists() and path.read_text(encoding="utf-8") != json.dumps(given.options):
+    try:
+        there = read_json(path, MOST_OF_A_FILE)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): give another --out, or delete it") from None
+    if there != given.options:
         raise UserError(f"{given.out} has measurements with other options ({path}): give another --out, or those")
 
 
@@ -332,8 +339,8 @@ def _parse():
     parser.add_argument("options", nargs="*", default=[], metavar="-- OPTION", help="for both programs and the trainer")
     given = parser.parse_args()
     for word in given.options:
-        if word.partition("=")[0] in ("--methods", "--json"):
-            raise UserError(f"{word}: it is this that chooses the methods and their files; see --only")
+        if hyphenated(word).partition("=")[0] in TAKEN:
+            raise UserError(f"{word}: it is this that chooses methods, files and the target; see --only")
     return given
 
 

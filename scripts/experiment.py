@@ -17,6 +17,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+import os
 import signal
 import statistics
 import sys
@@ -30,7 +31,7 @@ from experiments.plan import plan
 from oktopk.fields import COUNT, NOT_NEGATIVE, PATH
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
-from oktopk_training.files import atomic_write, make_folder
+from oktopk_training.files import atomic_write, claim, make_folder
 from oktopk_training.job import program
 from oktopk_training.run_layout import REPORT
 from report import MOST_RUNS, write_report
@@ -50,18 +51,36 @@ def main():
     varied = _together(given.vary)
     runs = plan(varied, given.seeds, [*USUAL, *given.options], running.words_of)
     out = given.out.absolute()
+    if given.plan:
+        announce(runs, look(runs, out), out)
+        return
+    with alone_in(make_folder(out)):
+        found = look(runs, out)
+        announce(runs, found, out)
+        with telling_how_to_go_on():
+            came = [come_to(run, out / run.name, found, given.target) for run in runs]
+        conclude(came, varied, given.target, out)
+    if any(outcome.failure for outcome in came):
+        sys.exit(FAILED_STATUS)
+
+
+@contextmanager
+def alone_in(folder):
+    """Two experiments in one folder would each take the other's runs for their own."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        claim(place, f"another experiment is at work in {folder}: wait for it, or choose another --out")
+        yield
+    finally:
+        os.close(place)
+
+
+def look(runs, out):
+    """What there is of each run."""
     found = {run: outcomes.read(out / run.name) for run in runs}
     for run in runs:
         outcomes.refuse_another(found[run], run)
-    announce(runs, found, out)
-    if given.plan:
-        return
-    make_folder(out)
-    with telling_how_to_go_on():
-        came = [come_to(run, out / run.name, found, given.target) for run in runs]
-    conclude(came, varied, given.target, out)
-    if any(outcome.failure for outcome in came):
-        sys.exit(FAILED_STATUS)
+    return found
 
 
 def announce(runs, found, out):
@@ -105,8 +124,11 @@ def come_to(run, folder, found, target):
     if not outcomes.is_finished(found[run], run):
         begun = "going on" if found[run] is not None and found[run].steps else "training"
         print(f"\n{run.name}: {begun} (what it says: {folder / running.OUTPUT})", flush=True)
-        status = running.train(run, folder)
-        found[run] = outcomes.read(folder)
+        try:
+            status = running.train(run, folder)
+            found[run] = outcomes.read(folder)
+        except UserError as error:
+            return _failed(run, folder, str(error))
         if status != 0:
             return _failed(run, folder, f"it ended with status {status}", running.last_lines(folder))
         if not outcomes.is_finished(found[run], run):

@@ -1,5 +1,6 @@
 """Writing files and folders so that a reader never meets half of one."""
 
+import fcntl
 import os
 import stat
 from contextlib import contextmanager, suppress
@@ -60,6 +61,16 @@ def _refuse_what_is_no_file(path):
             return
     if not stat.S_ISREG(mode):
         raise UserError(f"cannot write {path}: it is there and is not a regular file; choose another name.")
+
+
+def claim(file, taken):
+    """Lock an open file or folder until it is closed; a UserError that says `taken` where another program has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(taken) from None
+    except OSError:
+        pass  # of a file system that knows no locks
 
 
 def make_folder(path):

@@ -1,7 +1,6 @@
 """What a run leaves behind (config.json, metrics.jsonl, train.log, tensorboard/, checkpoints/) and shows meanwhile."""
 
 import errno
-import fcntl
 import json
 import logging
 import math
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from oktopk.checkpoints import has_checkpoints
 
 from .errors import UserError
-from .files import atomic_write, make_folder, writing
+from .files import atomic_write, claim, make_folder, writing
 from .places import PROJECT
 from .run_layout import CHECKPOINTS, CONFIG, INSPECTIONS, LOG, METRICS, TENSORBOARD
 
@@ -301,12 +300,10 @@ def _claim(folder):
 def _locked(file, folder):
     """Two jobs that go on with one run would write into each other's files."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        claim(file, f"{folder}: this run is still going on; end it first, or wait for it")
+    except UserError:
         file.close()
-        raise UserError(f"{folder}: this run is still going on; end it first, or wait for it") from None
-    except OSError:
-        pass  # of a file system that knows no locks
+        raise
     return file
 
 

@@ -26,6 +26,10 @@ NO_FIGURES = ("kind", "epoch", "loss")  # of a validation
 BYTES_PER_ELEMENT = 4
 
 
+class NotBegun(UserError):
+    """There is no step of a run in the folder."""
+
+
 def read_metrics(folder):
     """The records by kind. The last line may be half written, as the run may still be going; no other may."""
     path = Path(folder) / METRICS
@@ -33,7 +37,7 @@ def read_metrics(folder):
     for kind, record in read_records(path, MOST_METRICS, _checked, "a metrics record"):
         records[kind].append(record)
     if not records["iter"]:
-        raise UserError(f"{path}: there is no iteration yet; wait for the first step of the run")
+        raise NotBegun(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
 
 
@@ -53,7 +57,7 @@ def _lines(path, most):
             if line.endswith("\n"):
                 yield number, line
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: there is no such file; name the folder of a run") from None
+        raise NotBegun(f"{path}: there is no such file; name the folder of a run") from None
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror}); name the folder of a run") from None
 

@@ -6,10 +6,11 @@ that tools for its traces find them. Each rank is a process in it, each communic
 
 import csv
 import json
+from contextlib import suppress
 from typing import NamedTuple
 
 from .errors import UserError
-from .files import atomic_write
+from .files import atomic_write, writing
 from .inputs import check_file
 from .run_layout import TRACE, TRACE_TABLE
 
@@ -53,6 +54,19 @@ class Record(NamedTuple):
 
 
 # ---- writing
+
+
+def set_aside(folder, records):
+    """What a run traced before it was ended keeps its words under another name, which it returns; None if it has none.
+
+    The name has the first step of these records, which take its place.
+    """
+    first = min((record.iteration for record in records if record.iteration is not None), default=0)
+    aside = None
+    for path in (folder / TRACE_TABLE, folder / TRACE):
+        with writing(path), suppress(FileNotFoundError):
+            aside = path.rename(path.with_stem(f"{path.stem}.before-{first}"))
+    return aside
 
 
 def write_trace(folder, records, hosts):

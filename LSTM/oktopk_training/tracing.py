@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from .errors import UserError
-from .trace_files import DROPPED, STEP, Record, write_trace
+from .trace_files import DROPPED, STEP, Record, set_aside, write_trace
 
 log = logging.getLogger("oktopk")
 
@@ -170,10 +170,13 @@ def _write(folder, records, hosts):
     if records is None:
         return
     try:
+        aside = set_aside(folder, records)
         write_trace(folder, records, hosts)
     except UserError as error:
         log.warning("there is no trace: %s", error)
         return
+    if aside:
+        log.info("trace: what was traced before this is in %s", aside)
     log.info("trace: %d records of %d ranks, in %s", len(records) - len(hosts), len(hosts), folder)
     for each in records:
         if each.operation == DROPPED and each.number:

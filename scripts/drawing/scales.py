@@ -42,7 +42,7 @@ def linear(values, start, end, *, zero=True, high=None):
     """A scale that holds all values (None is none), and 0 unless told not to. `high` cuts off what is above it."""
     known = [value for value in values if value is not None] + ([0] if zero else [])
     low, most = min(known, default=0), max(known, default=1)
-    free, high = high is None, most if high is None else high
+    free, high = high is None, most if high is None else max(high, low)
     largest = max(abs(low), abs(high))
     if high - low <= max(1e-9 * largest, LEAST):  # all values are one
         around = largest / 10 if largest > LEAST else 1

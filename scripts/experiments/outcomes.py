@@ -8,7 +8,8 @@ from oktopk.wire import AUTO
 from oktopk_training.errors import UserError
 from oktopk_training.inputs import printable
 from oktopk_training.options import with_later_ones
-from oktopk_training.runs import Run, number
+from oktopk_training.run_layout import CONFIG
+from oktopk_training.runs import NotBegun, Run, number
 
 LOSS = "loss"
 DRAWN = 2  # of the figures of a validation: the first says most
@@ -39,10 +40,10 @@ class Outcome:
 
 
 def read(folder):
-    """The run in a folder; None where there is none that could be read."""
+    """The run in a folder; None where there is none yet. A UserError where it cannot be read."""
     try:
         return Run.read(folder)
-    except UserError:
+    except NotBegun:
         return None
 
 
@@ -57,8 +58,13 @@ def seconds_of(found):
 
 def refuse_another(found, run):
     """A run with other options, in the folder of one that is wanted, is neither taken nor gone on with."""
-    if found is None or not found.options:
+    if found is None:
         return
+    if not found.options:
+        raise UserError(
+            f"{found.folder} holds a run whose {CONFIG} does not say with which options it is trained; choose another "
+            "--out, or remove it"
+        )
     wanted, there = run.options.flat(), with_later_ones(found.options)
     chosen_there = ("compressor", *VARIED) if run.options.compressor == AUTO else ()
     for name in wanted:

@@ -1,6 +1,7 @@
 """Which runs an experiment consists of: every combination of the values, and each of them with every seed."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -12,6 +13,7 @@ from oktopk_training.command_line import hyphenated
 from oktopk_training.errors import UserError
 from oktopk_training.options import Options, parse_options
 
+LONGEST_NAME = 255  # bytes: of a file or a folder
 # Options that are not the user's to give here, and what is.
 TAKEN = {
     "--seed": "--seeds N, which is the experiment's own option",
@@ -92,10 +94,11 @@ def _parsed(words):
 
 
 def _with_names_of_their_own(runs):
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(run.name for run in runs).items():
+        if count > 1:
             raise UserError(f"two runs would have the folder {name}; vary options whose values differ in letters")
+        if len(name.encode()) > LONGEST_NAME:
+            raise UserError(f"a run would have the folder {name[:40]}…, a name longer than {LONGEST_NAME} bytes")
     return runs
 
 
@@ -127,7 +130,7 @@ def _reuses_thresholds(options):
 
 CONCERNS = {
     "compressor": lambda options: options.compression,
-    **dict.fromkeys(("density", "warmup_iters", "wire", "exclude", "exclude_below"), _is_sparse),
+    **dict.fromkeys(("density", "warmup_iters", "ramp_iters", "wire", "exclude", "exclude_below"), _is_sparse),
     "momentum_correction": _is_sparse,  # densely, the mean of momentums is the momentum of the mean
     "sigma_scale": lambda options: _method(options).chooser is GaussianThreshold,
     "threshold": lambda options: _method(options).chooser is ExactTopK,

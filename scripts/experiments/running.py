@@ -14,6 +14,7 @@ JOB_SCRIPT = _project.ROOT / "LSTM" / "lstm_oktopk.sh"
 WITH_PARENT = _project.ROOT / "scripts" / "with_parent.py"
 CONFIG = "quickstart"
 OUTPUT = "output.txt"  # in a run's folder: what the job said
+NOT_FOR_RUNS = ("DRY_RUN", "program")  # variables of the job script that would have it train nothing
 SEEN = 4096  # bytes at the end of that
 TOLD = 6  # lines of these
 
@@ -59,7 +60,8 @@ def last_lines(folder):
 
 def _job(words, **variables):
     command = [sys.executable, WITH_PARENT, os.getpid(), "bash", JOB_SCRIPT, *words]
-    surroundings = {"config": CONFIG, **os.environ, **_own_python(), **variables}
+    users = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RUNS}
+    surroundings = {"config": CONFIG, **users, **_own_python(), **variables}
     return {"args": list(map(str, command)), "env": surroundings}
 
 

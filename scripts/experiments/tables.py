@@ -41,7 +41,7 @@ def table_of(outcomes, varied, target):
         [
             *(cell.values.get(name, "") for name in varied),
             _seeds(cell),
-            *(_spread(cell.of(lambda outcome, key=key: outcome.figures[key])) for key in labels),
+            *(_spread(cell.of(lambda outcome, key=key: outcome.figures.get(key))) for key in labels),
             _reached(cell),
             _spread(cell.of(lambda outcome: outcome.selected), "") if cell.fine else UNKNOWN,
             _plain(cell.of(lambda outcome: outcome.sent and outcome.sent / 1e3)),

@@ -16,13 +16,14 @@ def corpus(tmp_path_factory):
 
 
 def test_training_is_timed_beside_torchs_own_hooks(corpus, tmp_path):
-    words = ("--data-dir", corpus, "--hidden-size", 8, "--hidden-layers", 1, "--batch-size", 1, "--steps", 1)
+    words = ("--data-dir", corpus, "--hidden-size", 8, "--hidden-layers", 1, "--batch-size", 4, "--steps", 1)
     names = ["DDP", "DDP, bfloat16 hook", "DDP, PowerSGD rank 2", "dense", "oktopk", "oktopk, bfloat16"]
     program = ROOT / "scripts" / "bench_training.py"
     done = run_ranks(2, program, *words, "--methods", "|".join(names), "--json", tmp_path / "figures.json")
     assert done.returncode == 0, done.stderr
     title, *table = done.stdout.splitlines()
     assert title.startswith("2 ranks, ")
+    assert "step 5 of 5 of each" in done.stderr  # in more epochs than one, which has three
     assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == names
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     assert all(row["seconds"] > 0 and row["bytes_on_link"] is None for row in rows)

@@ -118,7 +118,11 @@ def test_what_is_there_is_not_measured_again(measured, monkeypatch, capsys):
     ("words", "error"),
     [
         (("--only", "3x1gbit", "--plan"), "--only: no measurement's name has '3x1gbit'"),
-        (("--plan", "--", "--methods=DDP"), "--methods=DDP: it is this that chooses the methods and their files"),
+        (("--plan", "--", "--methods=DDP"), "--methods=DDP: it is this that chooses methods, files and the target"),
+        (
+            ("--plan", "--", "--warmup_iters", "9"),
+            "--warmup_iters: it is this that chooses methods, files and the target",
+        ),
         (("--plan", "--", "--batch-size", "4"), "has measurements with other options ("),
         (("--only", "pace-small-2x100mbit-0"), "pace-small-2x100mbit-0.json is no measurement of this ('seconds'): "),
     ],
@@ -164,6 +168,17 @@ def test_what_is_damaged_is_named(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=rf"{name} is no measurement of this \(.+\): delete it, and it is made anew"):
         compare_on_links.read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"[", None])
+def test_options_that_cannot_be_read_are_named(damage, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "options.json"
+    path.mkdir() if damage is None else path.write_bytes(damage)
+    monkeypatch.setattr(sys, "argv", ["-", "--out", str(tmp_path), "--plan"])
+    with pytest.raises(SystemExit) as ended:
+        compare_on_links.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {path} cannot be read (")
 
 
 def test_a_folder_in_place_of_a_measurement_is_named(tmp_path):

@@ -50,6 +50,14 @@ def test_a_scale_holds_every_value_in_order(values, zero):
     assert all(-1e-6 <= scale(tick) <= 100 + 1e-6 for tick in scale.ticks())
 
 
+@given(FIGURES, some.floats(-1e9, 1e9))
+def test_a_scale_that_is_cut_off_has_ticks_wherever_its_values_lie(values, high):
+    scale = linear(values, 0, 100, zero=False, high=high)
+    assert scale.high > scale.low
+    assert 1 <= len(scale.ticks()) <= 12
+    assert all(scale.label(tick) for tick in scale.ticks())
+
+
 @given(some.lists(some.floats(1e-99, 1e99), min_size=1, max_size=20))
 def test_a_logarithmic_scale_holds_every_positive_value(values):
     scale = logarithmic(values, 0, 100)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from experiments import outcomes, running, tables
 from experiments.plan import plan
 from made_runs import CONFIG, epoch_end, step, write
 from oktopk_training.errors import UserError
+from oktopk_training.files import make_folder
 from report import MOST_RUNS
 
 TRAINED = ["--max-epochs=3", "--val-interval=1"]
@@ -66,6 +68,11 @@ def test_an_option_that_makes_no_difference_to_a_run_makes_no_other_run():
     ]
 
 
+def test_a_dense_run_has_no_ramp():
+    runs = planned(compression="True", compressor="dense,oktopk", ramp_iters="0,100")
+    assert [run.values.get("ramp_iters") for run in runs] == [None, "0", "100"]
+
+
 def test_a_run_is_not_told_what_makes_no_difference_to_it():
     dense, oktopk = planned(compression="True", compressor="dense,oktopk", momentum_correction="True")
     assert ["--momentum-correction=True" in run.words for run in (dense, oktopk)] == [False, True]
@@ -102,6 +109,7 @@ def test_words_that_mean_the_same_run_make_one(given, varied, count):
         (["--nworkers", "4"], {}, "in front of the command: nworkers=4"),
         (["--lr", "0.1"], {"lr": "0.1,0.2"}, "--lr is varied and given behind -- as well"),
         ([], {"pretrain": "a/b,a-b"}, "two runs would have the folder pretrain=a-b,seed=0"),
+        ([], {"pretrain": "a" * 300}, "a name longer than 255 bytes"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is(given, varied, said):
@@ -184,6 +192,49 @@ def test_an_experiment_ends_in_a_table_a_line_for_each_run_and_a_report(capsys, 
     assert all(f">{name}<" in page for name in trainer.trained)
     assert "Means over seeds" in page
     assert "0.163 ± 0.024" in page
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_two_experiments_are_not_at_work_in_one_folder(ended, capsys, monkeypatch, tmp_path):
+    with experiment.alone_in(make_folder(tmp_path / "out")) if not ended else nullcontext():
+        status = run_experiment(monkeypatch, "--vary", "lr=0.1", train=Trainer())
+    assert status == (0 if ended else 2)
+    said = "" if ended else f"error: another experiment is at work in {tmp_path / 'out'}: wait for it, or choose"
+    assert capsys.readouterr().err.startswith(said)
+    assert (tmp_path / "out" / "table.md").exists() == ended
+
+
+def test_what_cannot_be_read_is_no_run_that_has_not_begun(capsys, monkeypatch, tmp_path):
+    assert run_experiment(monkeypatch, "--vary", "lr=0.1", train=Trainer()) == 0
+    run = tmp_path / "out" / "lr=0.1,seed=0"
+    (run / "config.json").write_text('{"options": {')
+    assert run_experiment(monkeypatch, "--vary", "lr=0.1") == 2
+    assert f"{run} holds a run whose config.json does not say with which options" in capsys.readouterr().err
+    with open(run / "metrics.jsonl", "a") as metrics:
+        metrics.write("garbage\n")
+    assert run_experiment(monkeypatch, "--vary", "lr=0.1") == 2
+    assert "this line is not a metrics record" in capsys.readouterr().err
+
+
+def test_a_run_whose_folder_cannot_be_made_leaves_the_others_alone(capsys, monkeypatch, tmp_path):
+    train = Trainer()
+
+    def without_room(run, folder):
+        if run.options.lr == 0.1:
+            raise UserError("cannot make the folder")
+        return train(run, folder)
+
+    assert run_experiment(monkeypatch, "--vary", "lr=0.1,0.2", train=without_room) == 1
+    assert "lr=0.1,seed=0 failed: cannot make the folder\n" in capsys.readouterr().out
+    assert train.trained == ["lr=0.2,seed=0"]
+
+
+def test_variables_that_would_have_the_job_script_train_nothing_are_not_passed_on(monkeypatch):
+    monkeypatch.setenv("program", "foo")
+    monkeypatch.setenv("DRY_RUN", "1")
+    monkeypatch.setenv("nworkers", "3")
+    surroundings = running._job([])["env"]
+    assert (surroundings.get("DRY_RUN"), surroundings.get("program"), surroundings["nworkers"]) == (None, None, "3")
 
 
 def test_what_is_finished_is_not_trained_again_and_more_values_are_added(monkeypatch):

@@ -177,6 +177,18 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
     assert read_trace(tmp_path / "nowhere") == []
 
 
+def test_what_a_run_traced_before_it_was_ended_is_kept(caplog, tmp_path):
+    first, then = (step(0, number, number, 1.0) for number in (3, 4))
+    with caplog.at_level("INFO", "oktopk"):
+        for each in (first, then):
+            tracing._write(tmp_path, [each], ["host"])
+    assert [each.iteration for each in read_trace(tmp_path)] == [4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("trace.before-4.csv", "trace.before-4.json", "trace.csv", "trace.json"),
+    ]
+    assert f"what was traced before this is in {tmp_path / 'trace.before-4.json'}" in caplog.text
+
+
 def test_the_timeline_is_in_the_trace_event_format_with_kinetos_names(tmp_path):
     write_trace(tmp_path, many(), ["one", "two"])
     trace = json.loads((tmp_path / "trace.json").read_text())
