@@ -47,7 +47,7 @@ MINUTE, HOUR = 60, 3600  # seconds
 @program
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
-    given = _parser().parse_args()
+    given = _parse()
     varied = _together(given.vary)
     runs = plan(varied, given.seeds, [*USUAL, *given.options], running.words_of)
     out = given.out.absolute()
@@ -85,10 +85,14 @@ def look(runs, out):
 
 def announce(runs, found, out):
     cells = len({run.cell for run in runs})
-    print(f"{cells} cells, {len(runs)} runs, in {out}:")
+    print(f"{_many(cells, 'cell')}, {_many(len(runs), 'run')}, in {out}:")
     for run in runs:
         print(f"  {run.name}: {_state(run, found[run])}")
     print(f"left to train: {_left(found)}", flush=True)
+
+
+def _many(count, what):
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _state(run, found):
@@ -194,6 +198,17 @@ def _together(variations):
         if names.count(name) > 1:
             raise UserError(f"--vary {name} is given twice; give all its values at once")
     return dict(variations)
+
+
+def _parse():
+    given, unknown = _parser().parse_known_args()
+    if unknown:
+        raise UserError(f"{unknown[0]} is no option of this; those of LSTM/main_trainer.py stand at the end, behind --")
+    if len(sys.argv) == 1:
+        raise UserError(
+            "there is nothing to compare: give --vary NAME=VALUE,..., or --seeds N; --help lists the options"
+        )
+    return given
 
 
 def _parser():

@@ -35,6 +35,7 @@ class Chooser(abc.ABC):
     """Made with the tensor operations (`operations.TorchOps` or `cpu_operations.CpuOps`), n, k and the settings."""
 
     kept = ()  # names of the attributes that the next choice depends on: whole numbers or None
+    estimates = False  # whether it may leave entries out where k is n: at density 1, an exact one takes its place
 
     def __init__(self, ops, n, k, settings):
         self.ops, self.n, self.k, self.settings = ops, n, k, settings
@@ -77,6 +78,7 @@ class ReusedThreshold(Chooser):
     """
 
     kept = ("_bound", "_age")
+    estimates = True
     _bound, _age = None, 0
 
     def __init__(self, *arguments):
@@ -115,6 +117,7 @@ class GaussianThreshold(Chooser):
     """
 
     kept = ("_recent",)
+    estimates = True
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

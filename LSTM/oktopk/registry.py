@@ -83,11 +83,10 @@ class Compressor:
     def make(self, communicator, device, n, settings):
         """(chooser, algorithm), with their state, for one flat gradient of n elements on this device."""
         k, ops = settings.k_of(n), ops_for(device)
-        chooser = self.chooser
-        if k >= n:  # everything is chosen: there is nothing to estimate
+        reuses = self.chooser is ExactTopK and settings.threshold == "reuse"
+        chooser = ReusedThreshold if reuses else self.chooser
+        if chooser.estimates and k >= n:  # everything is chosen: there is nothing to estimate
             chooser = ExactTopK
-        elif chooser is ExactTopK and settings.threshold == "reuse":
-            chooser = ReusedThreshold
         exchange = Exchange(communicator, ops, self.wire_of(settings, device, communicator))
         return chooser(ops, n, k, settings), self.algorithm(exchange, n, k, settings)
 

@@ -33,12 +33,22 @@ class NotBegun(UserError):
 def read_metrics(folder):
     """The records by kind. The last line may be half written, as the run may still be going; no other may."""
     path = Path(folder) / METRICS
+    _insist_on_a_run(path.parent)
     records = {"iter": [], "epoch": [], "val": [], "event": []}
     for kind, record in read_records(path, MOST_METRICS, _checked, "a metrics record"):
         records[kind].append(record)
     if not records["iter"]:
         raise NotBegun(f"{path}: there is no iteration yet; wait for the first step of the run")
     return records
+
+
+def _insist_on_a_run(folder):
+    """People name the folder of all runs, and mistype that of one."""
+    if not folder.exists():
+        raise NotBegun(f"{folder}: there is no such folder; name that of a run")
+    inside = sorted(each.parent for each in folder.glob(f"*/{METRICS}"))
+    if inside and not (folder / METRICS).exists():
+        raise NotBegun(f"{folder} is no run, but has some in it: name one of them, as {inside[-1]}")
 
 
 def read_records(path, most, checked, what):
@@ -120,7 +130,8 @@ def title_of(config):
     """What was trained, if the run's configuration says so."""
     try:
         options = config["options"]
-        size = f"{options['hidden_layers']} layers of {options['hidden_size']}"
+        layers = options["hidden_layers"]
+        size = f"{layers} layer{'s' if layers > 1 else ''} of {options['hidden_size']}"
         ranks = f"{config['ranks']} rank{'s' if config['ranks'] > 1 else ''} with batch {options['batch_size']}"
         title = f"{options['dnn']} on {options['dataset']}: {size}, {ranks}, lr {options['lr']:g}"
         if not options.get("compression"):

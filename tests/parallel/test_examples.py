@@ -50,9 +50,23 @@ def test_the_worked_example_is_what_its_page_says():
 
 def test_the_compressor_of_the_guide_keeps_the_laws():
     done = run_ranks(3, ROOT / "docs" / "examples" / "ternary.py")
-    assert done.stdout == "ternary keeps every law in 24 cases on 3 ranks\n", done.stderr[-4000:]
+    assert done.stdout == "ternary keeps every law in 26 cases on 3 ranks\n", done.stderr[-4000:]
     body = (ROOT / "docs" / "examples" / "ternary.py").read_text().split("class Ternary")[1].split("\n\n\n")[0]
     assert f"class Ternary{body}\n```" in (ROOT / "docs" / "adding_a_compressor.md").read_text()
+
+
+def test_the_laws_are_held_by_name_too():
+    def of(*names):
+        return run_ranks(3, "-m", "oktopk.testing", *names)
+
+    done = of("oktopk", "gaussiank")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines() == [
+        f"{name} keeps every law in 26 cases on 3 ranks" for name in ("oktopk", "gaussiank")
+    ]
+    wrong = of("topkZ")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: there is no compressor 'topkZ'; there are none, topkA, ")
 
 
 def test_examples_are_short():

@@ -126,6 +126,21 @@ def test_a_variation_without_a_name_or_a_value_is_refused(word, capsys, monkeypa
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is nothing to compare: give --vary NAME=VALUE,..., or --seeds N"),
+        (("--vary", "lr=0.1", "--max-epochs", "3"), "--max-epochs is no option of this; those of LSTM/main_trainer.py"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["experiment.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        experiment.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
 # ---- an experiment whose trainings are made by hand
 
 

@@ -34,6 +34,7 @@ FLOORS = [
     "optimizer pieces testing.gradients testing.laws testing.meeting",
     "hooks testing.bench",
     "testing",
+    "testing.__main__",
     "",  # oktopk itself, which offers all of it
 ]
 LATER_THAN_3_11 = {"annotationlib", "compression", "profiling"}  # of the standard library, up to 3.15

@@ -46,7 +46,9 @@ def test_a_validation_without_a_loss_is_drawn(tmp_path):
 @pytest.mark.parametrize("case", ["missing", "empty", "broken", "foreign", "unwritable"])
 def test_a_run_that_cannot_be_drawn_is_refused(case, tmp_path):
     run, out, part = tmp_path / "run", tmp_path / "picture.png", "metrics.jsonl"
-    if case == "empty":
+    if case == "missing":
+        part = "run: there is no such folder"
+    elif case == "empty":
         write(run, [])
     elif case == "broken":
         write(run, [iteration(0)], tail="not json\n")

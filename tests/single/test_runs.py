@@ -79,6 +79,15 @@ def test_a_configuration_that_cannot_be_read_is_none(tmp_path):
         assert read_config(run) is None
 
 
+def test_folders_that_are_no_run_are_told_apart(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere: there is no such folder; name that of a run$"):
+        Run.read(tmp_path / "nowhere")
+    run = write(tmp_path / "runs" / "today", [step(0, "dense")])
+    with pytest.raises(UserError, match=rf"runs is no run, but has some in it: name one of them, as {run}$"):
+        Run.read(tmp_path / "runs")
+    assert len(Run.read(run).steps) == 1
+
+
 def test_figures_are_called_what_the_run_calls_them_and_otherwise_what_its_metrics_do():
     tested = [{"kind": "val", "epoch": 0, "loss": 3.0, "wer": None, "perplexity": 20.0}]
     assert figures_of({"figures": {"bleu": "BLEU"}}, tested) == {"bleu": "BLEU"}

@@ -5,16 +5,43 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from test_communicator import on_ranks
 
 from corpora import PROJECT
 from oktopk import GradientAverager, compressors
+from oktopk.algorithms import Algorithm
 from oktopk.algorithms.topka import TopkA
-from oktopk.choosers import ExactTopK
+from oktopk.choosers import Chooser, ExactTopK
 from oktopk.entries import Entries
 from oktopk.registry import Compressor
 from oktopk.testing import LawBroken, broken_laws, cases, check_compressor
 from oktopk.transports.alone import Alone
+
+
+class SharedDraw(Chooser):
+    """Entries drawn from a seed that all ranks share, zeros among them."""
+
+    kept = ("step",)
+    step = 0
+
+    def choose(self, residual, gradient):
+        residual.add_(gradient)
+        gradient.zero_()
+        generator = torch.Generator().manual_seed(self.step)
+        self.step += 1
+        drawn = torch.randperm(self.n, generator=generator)[: self.k].sort().values
+        return Entries(drawn.int(), residual[drawn])
+
+
+class SumsInPlace(Algorithm):
+    """Every rank has the same indices, so values alone are summed."""
+
+    def reduce(self, mine):
+        sums = mine.values.clone()
+        self.comm.allreduce(sums)
+        return self.reduction(Entries(mine.indices, sums), delivered=mine)
+
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 
@@ -101,6 +128,15 @@ def verdict(compressor, comm, **options):
 @pytest.mark.parametrize("name", compressors)
 def test_our_own_keep_the_laws(name):
     assert check_compressor(name, Alone(), iterations=3) == len(list(cases()))
+
+
+def test_a_chooser_of_ones_own_chooses_at_density_1_too():
+    """An exact one in its place would leave zeros out, of which ranks have different numbers."""
+    random_k = Compressor("random-k", SumsInPlace, SharedDraw)
+    assert set(on_ranks(3, lambda comm: check_compressor(random_k, comm, iterations=2))) == {len(list(cases()))}
+    swapped = Compressor("random-k", SumsInPlace, ExactTopK)
+    (said,) = set(on_ranks(3, lambda comm: verdict(swapped, comm, iterations=2)))
+    assert "random-k" in said
 
 
 @pytest.mark.parametrize("name", ["oktopk", "gtopk", "gaussiankSA", "none"])

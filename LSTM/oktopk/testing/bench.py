@@ -18,6 +18,7 @@ from .meeting import END, FAILED, Meeting, Parted, patience, text_of_first, text
 SECONDS = 120  # that a step may take: after that somebody waits for what nobody sends
 DENSITY, DENSER = 0.02, 0.3
 MOMENTUM = 0.9
+UNEVEN = ("one_rank_zero", "negative_zeros")  # gradients of which ranks have different numbers of entries
 AT_A_TIME = 10  # steps that are judged together, to save messages
 SEPARATOR = "\0"  # between the iteration, the law and what was found, when they travel
 
@@ -55,6 +56,8 @@ def cases(sizes=(1, 3, 1000), iterations=6, **settings):
         if n != most:
             yield Case("normal", n, DENSITY, iterations, settings=settings)
         yield Case("ties_and_cancellation", n, 1.0, iterations, settings=settings)
+    for kind in UNEVEN:
+        yield Case(kind, most, 1.0, iterations, settings=settings)
     yield Case("layered", most, DENSER, iterations, settings=settings)
     for event in ("resume", "overflow"):
         yield Case("moving", most, DENSITY, iterations, event, settings)
