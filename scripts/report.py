@@ -20,6 +20,7 @@ from reporting import inspections, plots, tables, traces
 from reporting.shown import shown
 
 MOST_RUNS = 40
+NAMED = 4  # at the head of the page; of more, how many they are
 MOST_LINES = 3  # below the heading
 
 
@@ -42,10 +43,10 @@ def write_report(folders, out, *before):
 
 
 def report(every, *before):
-    names = ", ".join(each.name for each in every)
+    names = ", ".join(each.name for each in every) if len(every) <= NAMED else f"{len(every)} runs"
     traced, inspected = traces.traced(every), inspections.inspected(every)
     return page(
-        f"Runs: {names}" if len(every) > 1 else f"Run: {names}",
+        names if len(every) > NAMED else f"Runs: {names}" if len(every) > 1 else f"Run: {names}",
         _head(names, every),
         *before,
         section("What came of it", tables.results(every)),
