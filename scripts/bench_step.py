@@ -67,7 +67,7 @@ def _time_steps(trainer, steps):
     """Seconds of each of our steps, of bare torch over the same batch, and of our waiting for data."""
     seen = []
     make = trainer.task.batches
-    trainer.task.batches = lambda epoch: (seen.append(batch) or batch for batch in make(epoch))
+    trainer.task.batches = lambda *place: (seen.append(batch) or batch for batch in make(*place))
     net = _bare(trainer.net)
     ours, bare, data = [], [], []
     for _ in range(WARM_UP + steps):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ranks import ROOT, run_ranks
+from ranks import ROOT, run_ranks, run_script
 
 from corpora import make_corpus
 
@@ -57,3 +57,10 @@ def test_what_cannot_be_written_is_said_before_anything_is_trained(corpus, tmp_p
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "missing" in done.stderr
+
+
+def test_a_step_is_timed_beside_bare_torch(corpus):
+    done = run_script(ROOT / "scripts" / "bench_step.py", "--data-dir", corpus, "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("full model, batch 8, 1 steps, ")
+    assert "start to first step" in done.stdout
