@@ -299,7 +299,7 @@ def compare(folder, content):
     config, _, metrics = content.partition(b"\n\n")
     (folder / "config.json").write_bytes(config)
     (folder / "metrics.jsonl").write_bytes(metrics)
-    found, run = outcomes.read(folder), Planned({"density": "0.02"}, 0, [], Options(max_epochs=2))
+    found, run = outcomes.read(folder), Planned({"density": "0.02"}, 0, [], wanted())
     outcomes.seconds_of(found)
     if outcomes.is_finished(found, run):
         came = [outcomes.outcome_of(found, run, target=0.3)] * 2
@@ -308,6 +308,10 @@ def compare(folder, content):
         if tables.curves_of(came):
             draw_plot(tables.curves_of(came))
     outcomes.refuse_another(found, run)
+
+
+def wanted():
+    return Options(max_epochs=2)
 
 
 def metrics():
@@ -329,9 +333,7 @@ def inspections():
 
 
 def configuration():
-    options = {"hidden_layers": 2, "hidden_size": 16, "batch_size": 8, "dnn": "lstman4", "dataset": "an4", "lr": 0.01}
-    options |= {"compression": True, "compressor": "oktopk", "density": 0.02}
-    content = {"options": options, "ranks": 2, "figures": {"wer": "WER", "cer": "$CER$"}}
+    content = {"options": wanted().flat(), "ranks": 2, "figures": {"wer": "WER", "cer": "$CER$"}}
     return json.dumps(content).encode()
 
 
@@ -361,5 +363,5 @@ TARGETS = {
     "corpus": Target(know_corpus, lambda: [b'{"corpus": "this one"}', b"an4/train/wav/a.wav,an4/train/txt/a.txt\n"]),
     "plot": Target(plot, lambda: [configuration() + b"\n\n" + metrics()]),
     "inspections": Target(show_inspections, lambda: [inspections()]),
-    "compare": Target(compare, lambda: [b"{}\n\n" + metrics(), configuration() + b"\n\n" + metrics()]),
+    "compare": Target(compare, lambda: [configuration() + b"\n\n" + metrics(), b"{}\n\n" + metrics()]),
 }
