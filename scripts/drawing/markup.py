@@ -3,7 +3,7 @@
 import html
 import json
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
 
 
 class Markup(str):
@@ -33,6 +33,12 @@ def joined(*children):
         elif child is not None:
             parts.append(joined(*child))
     return Markup("".join(parts))
+
+
+def breakable(text):
+    """A name that a narrow place breaks behind one of its commas."""
+    first, *others = text.split(",")
+    return joined(first, [joined(",", element("wbr"), other) for other in others])
 
 
 def _escaped(text):

@@ -48,4 +48,4 @@ def table(head, rows, *, cards=False, kinds=None):
         for row in rows
     ]
     parts = element("thead", element("tr", titles)), element("tbody", lines)
-    return element("div", element("table", parts, class_=kinds), class_="cards" if cards else "scrolls")
+    return element("div", element("table", parts, class_=kinds), class_="scrolls cards" if cards else "scrolls")

@@ -6,7 +6,7 @@ What page.js reads beside the pictures is the frame of a plot, in its `data-` at
 from dataclasses import dataclass
 
 from . import scales
-from .markup import data, element, joined
+from .markup import breakable, data, element, joined
 from .styles import Style, fill_key, line_key, mark
 from .thinning import thin
 
@@ -134,7 +134,7 @@ def _draw_bars(plot):
 
 
 def _figure(plot, svg, keys, values):
-    legend = [element("li", key, element("span", name[:LABELS]), data_run=run) for key, name, run in keys]
+    legend = [element("li", key, element("span", breakable(name[:LABELS])), data_run=run) for key, name, run in keys]
     is_needed = isinstance(plot, Stack | Bars) or len(keys) > 1 or any(run is not None for *_, run in keys)
     return element(
         "figure",

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from drawing.markup import element, joined
+from drawing.markup import breakable, element, joined
 from drawing.page import table
 from drawing.styles import line_key
 from oktopk_training.inputs import printable
@@ -48,7 +48,8 @@ def results(every):
 
 
 def name_of(each):
-    return element("span", line_key(each.style), each.name, class_="run", data_run=each.number)
+    said = element("span", breakable(each.name))
+    return element("span", line_key(each.style), said, class_="run", data_run=each.number)
 
 
 def _steps(run):

@@ -203,7 +203,7 @@ def test_an_experiment_ends_in_a_table_a_line_for_each_run_and_a_report(capsys, 
         (lr, str(seed), "finished", f"lr={lr},seed={seed}") for seed in (0, 1) for lr in ("0.12", "0.01")
     ]
     assert float(lines[0]["wer"]) == pytest.approx(0.8 / 3 - 0.12)
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
     assert all(f">{name}<" in page for name in trainer.trained)
     assert "Means over seeds" in page
     assert "0.163 ± 0.024" in page

@@ -28,7 +28,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.open, self.headings, self.texts, self.scripts, self.links = [], [], [], [], []
-        self.feed(text)
+        self.feed(text.replace("<wbr>", ""))
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):

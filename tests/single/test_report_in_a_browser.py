@@ -46,6 +46,17 @@ def test_every_plot_is_drawn_at_every_width_without_a_complaint(width, phone, pa
     assert window.complaints == []
 
 
+@pytest.mark.parametrize(("width", "phone"), [(1200, False), (900, False), (390, True)])
+def test_long_names_of_runs_leave_the_page_as_wide_as_the_window(width, phone, window, tmp_path):
+    of_one_method = "compressor=oktopk,density=0.001,momentum_correction=False,seed="
+    runs = [write(tmp_path / f"{of_one_method}{name}", records()) for name in ("0", "1" + 100 * "0")]
+    path = tmp_path / "report.html"
+    path.write_text(report.report(report.shown([report.Run.read(run) for run in runs])))
+    window.open(path, width=width, phone=phone)
+    assert of_one_method in window.value("document.querySelector('.results th .run').innerText")
+    assert window.value("document.documentElement.scrollWidth") <= width
+
+
 def test_values_are_told_where_one_points_and_runs_are_hidden_where_one_clicks(page, window):
     window.open(page)
     selector = "[aria-label='WER on validation']"
