@@ -28,24 +28,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab import sent_from_here
+from lab import rate_here, sent_from_here
 from oktopk import GradientAverager, Settings, compressors
 from oktopk.fields import COUNT, NATURAL, PATH, TEXT, Checked, Kind, choice, option
 from oktopk.operations import ops_for
 from oktopk.transports import AUTO
 from oktopk_training.command_line import Parser, add_options, hyphenated
-from oktopk_training.errors import UserError
+from oktopk_training.errors import SharedError, UserError
 from oktopk_training.files import atomic_write, refuse_unwritable
 from oktopk_training.job import program
 from oktopk_training.options import transport_of
 from oktopk_training.ranks import connect
 from oktopk_training.recorded import read_recorded, recorded_ranks
+from predict import STAGES
 from surroundings import name_of
 
 LSTMAN4_ELEMENTS = 27_569_568
 LAYERS = 20
 GRADIENTS_IN_TURN = 3
-STAGES = ("merge", "compression", "communication", "demerge")  # there is no device
 WORD = 4  # bytes
 
 
@@ -64,6 +64,10 @@ class Contender:
         self.gradient.copy_(gradient)
         before = sent_from_here()
         seconds = timed(self.averager.average, self.averager.communicator)
+        if self.averager.last_step.skipped:
+            raise SharedError(
+                "the gradients are so long that their sum is not finite, and nothing reduces those: give others"
+            )
         if record:
             link = {} if before is None else {"bytes_on_link": sent_from_here() - before}
             self.records.append({"wall": seconds, **link, **asdict(self.averager.last_step)})
@@ -307,6 +311,7 @@ def main():
     if options.json:
         said = {**asdict(options), **asdict(settings), "json": None, "python": platform.python_version()}
         where = {"transport": name_of(comm), "shares_memory": comm.shares_memory, "cores": os.cpu_count()}
+        where["link_rate"] = rate_here()
         record = {"ranks": comm.size, **said, **where, "rows": rows}
         with atomic_write(options.json) as file:
             json.dump(record, file, indent=1)

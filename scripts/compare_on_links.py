@@ -4,11 +4,12 @@
     python scripts/compare_on_links.py --out runs/links
 
 Steps a minute of both models (scripts/bench_training.py), and minutes of the small one to WER 0.2, in networks that
-scripts/lab.py makes: as root. How many steps a method takes to a WER is no matter of links, so each trains once on so
-many hosts, over fast ones (scripts/time_to_target.py); its minutes are those steps, at the pace that either of its
-phases has over the link. Each measurement is a file of --out. One that is there is not made again, so the same command
-goes on where it was ended; `--only WORD` makes those whose name has the word. After each, table.md and the pictures
-have all that is there. What stands behind -- goes to both programs, and is the same for all measurements of a folder.
+scripts/lab.py makes: as root, an hour and a half on two cores. How many steps a method takes to a WER is no matter of
+links, so each trains once on so many hosts, over fast ones (scripts/time_to_target.py); its minutes are those steps, at
+the pace that either of its phases has over the link. Each measurement, of some minutes, is a file of --out. One that is
+there is not made again, so the same command goes on with the first that is missing; `--only WORD` makes those whose
+name has the word. After each, table.md and the pictures have all that is there. What stands behind -- goes to both
+programs, and is the same for all measurements of a folder.
 """
 
 import _project
@@ -134,6 +135,8 @@ def main():
 def refuse_others(given):
     """What was measured with other options must not stand beside it in one table."""
     path = given.out / OPTIONS
+    if not any((given.out / each.name).exists() for each in grid()):
+        return
     try:
         there = read_json(path, MOST_OF_A_FILE)
     except FileNotFoundError:
@@ -340,7 +343,7 @@ def _parse():
     given = parser.parse_args()
     for word in given.options:
         if hyphenated(word).partition("=")[0] in TAKEN:
-            raise UserError(f"{word}: it is this that chooses methods, files and the target; see --only")
+            raise UserError(f"{word}: the grid has its own methods, steps, files and targets; see --plan and --only")
     return given
 
 

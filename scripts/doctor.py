@@ -264,7 +264,7 @@ def check_disk(runs):
 
 def check_links(speed, transport="mpi"):
     text = (
-        f"{speed.latency * 1e6:.1f} µs and {speed.bandwidth / 1e9:.1f} GB/s to the slowest partner of rank 0 "
+        f"{speed.latency * 1e6:.1f} µs and {speed.bandwidth / 1e9:.2g} GB/s to the slowest partner of rank 0 "
         f"(rank {speed.partner}); the gradient of lstman4 is summed over all in {speed.allreduce * 1e3:.0f} ms"
     )
     if speed.bandwidth < SLOW_LINK:

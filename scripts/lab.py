@@ -4,9 +4,10 @@
     python scripts/lab.py --hosts 2 --ranks-per-host 2 --torchrun -- python scripts/doctor.py
 
 A host is a network namespace with a name and an address of its own, and one link to a switch, which lets the rate pass
-each way and no more. Ranks are started as on a cluster: by MPICH's mpiexec from the first host, or by a torchrun on
-each, which meet there. Ranks of one host share memory; between hosts there is nothing but the links. At the end stderr
-has what each host's interface sent and received, headers included. The exit status is the command's.
+each way and no more: after a pause 0.2 ms of it, or 6 kB, pass at once. Ranks are started as on a cluster: by MPICH's
+mpiexec from the first host, or by a torchrun on each, which meet there. Ranks of one host share memory; between hosts
+there is nothing but the links. At the end stderr has what each host's interface sent and received, headers included.
+The exit status is the command's. Ctrl-C and SIGTERM are passed on to it, and it has half a minute to end.
 
 All of it lives in namespaces of one process: when that ends, however it ends, the kernel takes down the rest.
 """
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,22 +46,30 @@ MOST_HOSTS = 250  # that the subnet has addresses for
 SUBNET = "10.77.0"
 UNITS = {"m": 1, "g": 1000}  # in Mbit/s
 MOST_OF_A_LINK = 100_000
+_RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([mg])bit")
 
 
 def _is_rate(word):
-    found = re.fullmatch(r"([1-9]\d{0,5})([mg])bit", word)
-    return found and int(found[1]) * UNITS[found[2]] <= MOST_OF_A_LINK
+    return _RATE.fullmatch(word) and 1 <= mbit(word) <= MOST_OF_A_LINK
+
+
+def mbit(rate):
+    """Mbit/s."""
+    number, unit = _RATE.fullmatch(rate).groups()
+    return float(number) * UNITS[unit]
 
 
 RATE = Kind("a rate like 100mbit or 1gbit, from 1mbit to 100gbit", str, _is_rate, metavar="RATE")
-SHAPE = ("burst", "256kb", "latency", "50ms")  # of the bucket at either end of a link
+# Of the bucket at either end of a link, which passes so much at once after a pause that the link is as fast as it says.
+BURST, LEAST_BURST = 2e-4, 6000  # seconds of the rate, and bytes
+LATENCY = "50ms"  # that a packet waits in it at most
 MEETING_PORT = "29500"
-SECONDS_TO_END = 10  # that a command has once it is told to
+SECONDS_TO_END = 30  # that a command has once it is told to: a run finishes its step, and saves it
 TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN_NAMESPACES = 0x00020000 | 0x20000000 | 0x40000000  # CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET
 PR_SET_PDEATHSIG = 1
 LINK = "eth0"  # what a host calls it
-INSIDE = "INSIDE_A_LAB"  # a variable that tells ranks so
+INSIDE = "LAB_LINK_RATE"  # a variable that tells ranks the rate; there is none outside
 # MPICH and Gloo take the links, unless these say otherwise already.
 BY_THE_LINKS = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "GLOO_SOCKET_IFNAME": LINK}
 
@@ -112,6 +122,8 @@ def parse_arguments():
 def check_tools():
     if os.geteuid() != 0:
         raise UserError("a lab makes network namespaces, which only root may: start it as root")
+    if INSIDE in os.environ:
+        raise UserError("this is a host of a lab, which can hold no other: start both side by side")
     for tool in ("ip", "tc"):
         if not shutil.which(tool):
             raise UserError(f"there is no {tool} here, which a lab is built with: install iproute2")
@@ -126,6 +138,10 @@ def start_by_mpiexec(network, command):
     mpiexec = shutil.which("mpiexec", path=paths)
     if not mpiexec or b"HYDRA" not in subprocess.run([mpiexec, "--version"], capture_output=True).stdout:
         raise UserError("there is no mpiexec of MPICH here: pip install mpich, or choose --torchrun")
+    if re.search(r"\s", f"{ENTER}{mpiexec}"):
+        raise UserError(
+            f"mpiexec reaches no other host if its path, or {ENTER}, has a space: choose --torchrun, or another folder"
+        )
     hosts = ["-hosts", ",".join(network.names), "-launcher", "ssh", "-launcher-exec", str(ENTER)]
     ranks = ["-ppn", str(network.ranks_per_host), "-n", str(network.hosts * network.ranks_per_host)]
     return [(network.names[0], [mpiexec, *hosts, *ranks, *command])]
@@ -166,8 +182,11 @@ def watch(inside):
     told = []
 
     def pass_on(number, _):
+        if number == signal.SIGALRM:
+            sys.stderr.write(f"lab: what had not ended within {SECONDS_TO_END} s of that was killed\n")
         told.append(number)
-        os.kill(inside, number if number in TO_END else signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(inside, number if number in TO_END else signal.SIGKILL)
         signal.alarm(SECONDS_TO_END)
 
     for number in (*heard(), signal.SIGALRM):
@@ -212,8 +231,14 @@ def add_host(name, address, rate):
     tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
     for interface in (LINK, "lo"):
         tool("ip", "-n", name, "link", "set", interface, "up")
-    tool("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, *SHAPE)
-    tool("tc", "qdisc", "add", "dev", f"to-{name}", "root", "tbf", "rate", rate, *SHAPE)
+    bucket = ["tbf", "rate", rate, "burst", str(burst(rate)), "latency", LATENCY]
+    tool("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", *bucket)
+    tool("tc", "qdisc", "add", "dev", f"to-{name}", "root", *bucket)
+
+
+def burst(rate):
+    """Bytes."""
+    return max(LEAST_BURST, round(BURST * mbit(rate) * 1e6 / 8))
 
 
 def tool(*words):
@@ -233,13 +258,14 @@ def of_shared_cores(network):
 
 def run(starts, network):
     """The exit status of the commands: of the first that fails, and then all are ended."""
-    for name, value in {**BY_THE_LINKS, **of_shared_cores(network), INSIDE: "1"}.items():
+    for name, value in {**BY_THE_LINKS, **of_shared_cores(network), INSIDE: network.rate}.items():
         os.environ.setdefault(name, value)
     running = {}
 
     def end_all(number, _=None):
-        for process in running.values():
-            process.send_signal(number)
+        for pid in running:  # not Popen's own way, which would take note here of ends that the loop below waits for
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     for number in heard():
         signal.signal(number, end_all)
@@ -258,7 +284,8 @@ def run(starts, network):
 
 def report(network, seconds):
     ranks = f"{network.ranks_per_host} rank{'s' * (network.ranks_per_host > 1)} each"
-    lines = [f"{network.hosts} hosts, {ranks}, links of {network.rate}, {seconds:.1f} s"]
+    several = "s" * (network.hosts > 1)
+    lines = [f"{network.hosts} host{several}, {ranks}, links of {network.rate}, {seconds:.1f} s"]
     hosts = {name: {"sent": let_pass(LINK, "-n", name), "received": let_pass(f"to-{name}")} for name in network.names}
     total = sum(host["sent"] for host in hosts.values())
     lines += [f"{name:8}{host['sent']:>16,} bytes sent{host['received']:>16,} received" for name, host in hosts.items()]
@@ -269,9 +296,14 @@ def report(network, seconds):
             json.dump({"rate": network.rate, "hosts": hosts, "sent": total, "seconds": seconds}, file, indent=1)
 
 
+def rate_here():
+    """Of this host's link; None outside of a lab."""
+    return os.environ.get(INSIDE)
+
+
 def sent_from_here():
     """Bytes that this host's link has carried away so far; None outside of a lab."""
-    return let_pass(LINK) if INSIDE in os.environ else None
+    return let_pass(LINK) if rate_here() else None
 
 
 def let_pass(interface, *where):

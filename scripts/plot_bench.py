@@ -8,13 +8,12 @@ is left, the wait of the others. The dashed line is the transport's own dense al
 """
 
 import _project  # noqa: F401 - puts LSTM on the path
-from bench_allreduce import STAGES
 from drawing import picture
 from oktopk.fields import PATH
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.inputs import printable
 from oktopk_training.job import program
-from predict import read
+from predict import STAGES, read
 
 LABELS = (
     "norm and clipping",
@@ -69,7 +68,8 @@ def _draw_panel(axes, measured):
         ratio, beside = f"{row['median_s'] / yardstick:.2f}", {"xytext": (5, 0), "textcoords": "offset points"}
         axes.annotate(ratio, (end, place), va="center", color=INK, bbox={"color": "white", "pad": 1}, **beside)
     axes.axvline(yardstick * 1e3, color=INK, linestyle="--", linewidth=1)
-    axes.set(title=f"{task.ranks} ranks, n = {task.n:,}, k = {task.k:,}", xlim=(0, ROOM * max(left)))
+    links = f", links of {measured.rate:g} Gbit/s" if measured.rate else ""
+    axes.set(title=f"{task.ranks} ranks{links}, n = {task.n:,}, k = {task.k:,}", xlim=(0, ROOM * max(left)))
     axes.set_xlabel("ms, and the ratio to the transport's own")
     axes.set_yticks(range(len(rows)), [printable(row["name"]) for row in rows])
     axes.invert_yaxis()

@@ -11,7 +11,6 @@ With --check, a file that was measured on links of that rate (in lab.py) is pred
 """
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import numpy as np
 
 import _project  # noqa: F401 - puts LSTM on the path
 from drawing import picture
-from oktopk.fields import COUNT, NOT_NEGATIVE, PATH, POSITIVE, SHARE, TEXT, Kind
+from lab import RATE, mbit
+from oktopk.fields import COUNT, NOT_NEGATIVE, PATH, POSITIVE, SHARE, TEXT, Kind, up_to
 from oktopk.wire import wires
 from oktopk_training.command_line import Parser, reading
 from oktopk_training.errors import UserError
@@ -29,12 +29,14 @@ from oktopk_training.job import program
 RANKS = [2**power for power in range(1, 11)]
 RATES = (0.1, 1, 10, 25, 200)  # Gbit/s
 WORD = 4  # bytes
+MOST_SECONDS = 1e6  # of a reduction
 GIGABIT = 125e6  # bytes
 FRAMES = 1.055  # what goes over a link for each byte of a message: headers of TCP, IP and Ethernet
 MOST_OF_A_FILE = 1 << 24
 HISTOGRAMS, BINS = 4, 256  # of oktopk's global choice, and 8 bytes each
 BUSY = 0.95  # the share of a step that is computing
-COMPUTING = ("merge", "compression", "demerge")  # of the stages
+STAGES = ("merge", "compression", "communication", "demerge")  # of a reduction; there is no device
+COMPUTING = ("merge", "compression", "demerge")
 NAMES = ("dense", "topkA", "topkSA", "gtopk", "oktopk")
 COLOURS = ("#222222", "#d68910", "#7d3c98", "#2e8b57", "#1f5fa8")
 
@@ -107,14 +109,14 @@ def predicted(name, task, costs, bytes_a_second, latency):
 
 def _rated(word):
     """(Gbit/s, path) of a word like 100mbit:lab.json."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m|g)bit:(.+)", word)
-    if found is None:
+    rate, colon, path = word.partition(":")
+    if not colon or not path:
         raise ValueError(word)
-    amount, unit, path = found.groups()
-    rate = float(amount) * (1 if unit == "g" else 1e-3)
-    if not rate:
-        raise ValueError(word)
-    return rate, Path(path)
+    return _gigabits(rate), Path(path)
+
+
+def _gigabits(rate):
+    return mbit(RATE.read(rate)) / 1e3
 
 
 RATED_FILE = Kind("a rate and a file, as 1gbit:lab.json", _rated)
@@ -126,6 +128,7 @@ class Measured:
     task: Task
     rows: dict
     cores: int
+    rate: float | None  # Gbit/s, of the lab's links
 
     @property
     def crowding(self):
@@ -140,9 +143,10 @@ def _check(record):
         raise ValueError("nothing was measured")
     for row in record["rows"]:
         TEXT.check("name", row["name"])
-        POSITIVE.check("median_s", row["median_s"])
-        for stage in COMPUTING if row["name"] in NAMES else ():
-            NOT_NEGATIVE.check(stage, row[stage])
+        up_to(MOST_SECONDS, POSITIVE).check("median_s", row["median_s"])
+        needed = COMPUTING if row["name"] in NAMES else ()
+        for stage in {*needed, *(stage for stage in STAGES if stage in row)}:
+            up_to(MOST_SECONDS, NOT_NEGATIVE).check(stage, row[stage])
 
 
 def read(path):
@@ -154,9 +158,16 @@ def read(path):
         n, ranks = record["elements"], record["ranks"]
         task = Task(n, ranks, max(1, int(n * record["density"])), entry)
         rows = {row["name"]: row for row in record["rows"]}
-        return Measured(path, task, rows, record["cores"])
+        rate = record.get("link_rate")  # older files have none
+        return Measured(path, task, rows, record["cores"], None if rate is None else _gigabits(rate))
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a file of bench_allreduce.py --json ({error}); measure anew") from None
+
+
+def of_rate(rate, measured):
+    if measured.rate not in (None, rate):
+        raise UserError(f"--check: {measured.path} was measured on links of {measured.rate:g} Gbit/s, not of {rate:g}")
+    return measured
 
 
 def fitted(name, files):
@@ -240,7 +251,7 @@ def draw(costs, task_of, latency, computing):
 def main():
     given = _parser().parse_args()
     files = [read(path) for path in given.measured]
-    checks = [(rate, read(path)) for rate, path in given.check]
+    checks = [(rate, of_rate(rate, read(path))) for rate, path in given.check]
     names = [name for name in NAMES if all(name in each.rows for each in files)]
     costs = {name: fitted(name, files) for name in names}
     if not costs:

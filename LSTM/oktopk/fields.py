@@ -2,11 +2,13 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 MOST = 10**9  # no number that an option counts needs to be larger
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Kind:
     def check(self, name, value):
         try:
             fits = isinstance(value, str) == (self.convert is str) and self.holds(value)
+            fits = fits and (_is_text(value) or value <= self.most)
         except TypeError:  # it cannot be compared with a number
             fits = False
         if not fits or (self.convert is int and value != int(value)):
@@ -45,7 +48,7 @@ def _is_text(value):
 
 
 def _finite(holds):
-    return lambda value: -math.inf < value < math.inf and holds(value)  # of integers too that no float can hold
+    return lambda value: abs(value) <= LARGEST and holds(value)  # NaN is not, nor an integer that no float can hold
 
 
 def choice(*values):

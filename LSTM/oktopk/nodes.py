@@ -9,12 +9,14 @@ import socket
 
 import torch
 
+from .buffers import zeros
 from .entries import BeyondFloat32, no_entries
 from .exchange import Exchange
 from .reducer import Reducer
 from .report import Selection
 from .wire import AUTO, wire_for
 
+BUFFERS = ("residual", "velocity")  # of a leader
 _DIGEST_BYTES = 7  # fits an int64
 
 
@@ -56,14 +58,25 @@ class NodeReducer(Reducer):
         self._inside = Exchange(nodes.inside, self.ops, wire_for(AUTO, merged.gradient.device))
 
     def _reduce(self, report, abstains, unused):
-        inside = self._nodes.inside
+        inside, leads = self._nodes.inside, self._nodes.between is not None
         inside.allreduce(self.merged.gradient)
-        some_take_part = torch.tensor([not abstains], dtype=torch.int64)
-        inside.allreduce(some_take_part, op="max")
-        if self._nodes.between is None:
-            self._take(report)
+        loaded = [not leads and getattr(self, name) is not None for name in BUFFERS]
+        flags = torch.tensor([not abstains, *loaded], dtype=torch.int64)
+        inside.allreduce(flags, op="max")
+        some_take_part, *loaded = flags.tolist()
+        self._hand_over([name for name, flag in zip(BUFFERS, loaded, strict=True) if flag])
+        if leads:
+            self._lead(report, not some_take_part, unused)
         else:
-            self._lead(report, not some_take_part.item(), unused)
+            self._take(report)
+
+    def _hand_over(self, names):
+        """What others than the leader have loaded, of a run whose ranks were other leaders, becomes part of its own."""
+        for name in names:
+            mine = getattr(self, name)
+            flat = zeros(self.merged.size, self.merged.gradient.device) if mine is None else mine
+            self._nodes.inside.allreduce(flat)
+            setattr(self, name, None if self._nodes.between is None else flat)
 
     def _lead(self, report, abstains, unused):
         self._mean, is_sparse = None, self.is_sparse_now

@@ -50,8 +50,10 @@ def _share(shares, place, takers):
 
 
 def _combined(states, takers):
+    """One that leads no node has none of either."""
     combined = dict(states[0])
     for key, divisor in (("residual", takers), ("velocity", len(states))):
-        if key in combined:
-            combined[key] = sum(state[key] for state in states) / divisor
+        kept = [state[key] for state in states if key in state]
+        if kept:
+            combined[key] = sum(kept) / divisor
     return combined

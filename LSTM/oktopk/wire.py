@@ -71,7 +71,7 @@ class Joined(Wire):
         return [Packed(pairs.view(-1), [2 * count for count in counts])]
 
     def unpack(self, packed, counts):
-        indices, values = packed[0].buffer.view(-1, 2).t().contiguous()
+        indices, values = packed[0].buffer.view(-1, 2).t().clone(memory_format=torch.contiguous_format)
         return Entries(indices, values.view(torch.float32))
 
 

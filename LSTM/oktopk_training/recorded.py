@@ -1,5 +1,6 @@
 """Gradients of a run: --record-gradients STEP writes some down, for scripts/bench_allreduce.py to measure with."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from .files import atomic_write, make_folder
 from .run_layout import GRADIENTS
 
 STEPS = 3
+_NAME = re.compile(r"step-[0-9]+-rank-(0|[1-9][0-9]{0,8})\.npy")
 
 
 class Recorder:
@@ -32,11 +34,15 @@ def read_recorded(folder, rank):
     if not ranks:
         raise UserError(f"{folder} has no gradients; record some by LSTM/main_trainer.py --record-gradients STEP")
     theirs = ranks[rank % len(ranks)]
-    return [_read(path) for path in sorted(Path(folder).glob(f"step-*-rank-{theirs}.npy"))]
+    gradients = [_read(path) for path in sorted(Path(folder).glob(f"step-*-rank-{theirs}.npy"))]
+    if len({gradient.numel() for gradient in gradients}) > 1:
+        raise UserError(f"{folder}: gradients of rank {theirs} have several lengths; keep those of one run")
+    return gradients
 
 
 def recorded_ranks(folder):
-    return sorted({int(path.stem.rpartition("-")[2]) for path in Path(folder).glob("step-*-rank-[0-9]*.npy")})
+    names = (_NAME.fullmatch(path.name) for path in Path(folder).glob("step-*.npy"))
+    return sorted({int(name[1]) for name in names if name})
 
 
 def _read(path):
@@ -46,4 +52,6 @@ def _read(path):
         raise UserError(f"{path} cannot be read ({error}); record it anew") from None
     if flat.dtype != np.float32 or flat.ndim != 1 or not flat.size:
         raise UserError(f"{path} is no gradient: it holds {flat.dtype} of shape {flat.shape}; record it anew")
+    if not np.isfinite(flat).all():
+        raise UserError(f"{path} holds values that are not finite, which nothing reduces; record another step")
     return torch.from_numpy(flat)

@@ -305,11 +305,12 @@ def check_found(found, trainer, options, size):
 
 
 def with_choice_of(found, options):
-    """The options, with what --compressor auto has chosen where the checkpoint was made."""
+    """The options, with what --compressor auto has chosen where the checkpoint was made, or what was trained with."""
     before = found.common.get("options") if isinstance(found.common, dict) else None
     try:
         varied = {name: before[name] for name in VARIED}
-        return replace(options, compressor=before["compressor"], settings=replace(options.settings, **varied))
+        compressor = before["compressor"] if before["compression"] else "dense"
+        return replace(options, compressor=compressor, settings=replace(options.settings, **varied))
     except _OF_STRANGE_CONTENT:
         raise UserError(f"the checkpoint of step {found.step} does not say which compressor it was made with") from None
 

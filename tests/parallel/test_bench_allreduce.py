@@ -59,6 +59,16 @@ def test_gradients_of_a_run_can_be_measured_with(tmp_path):
     assert "rank 2 has other numbers of elements than rank 0" in done.stderr
 
 
+def test_gradients_that_nothing_reduces_are_refused(tmp_path):
+    for value, said in ((np.nan, "holds values that are not finite"), (1e38, "so long that their sum is not finite")):
+        for rank in range(2):
+            np.save(tmp_path / f"step-7-rank-{rank}.npy", np.full(3000, value if rank else 1, np.float32))
+        done = run_ranks(2, BENCH, *TINY, "--gradients", f"recorded:{tmp_path}")
+        assert done.returncode == 2
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+        assert said in line
+
+
 def test_a_transport_that_there_is_none_of_is_one_sentence():
     done = run_ranks(1, BENCH, *TINY, "--transport", "pigeons")
     assert done.returncode == 2

@@ -25,6 +25,7 @@ needs_root_and_iproute2 = pytest.mark.skipif(
 LAB = ROOT / "scripts" / "lab.py"
 HEADERS = 1514 / 1448  # what Ethernet, IP and TCP with timestamps make of a full packet's content
 MEGABITS, MANY = 200, 250
+SHORT = 50_000  # bytes
 LIMITS = "from 1mbit to 100gbit, found '"
 
 
@@ -43,6 +44,7 @@ def test_hosts_have_only_their_links_and_ranks_of_a_host_share_memory(tmp_path):
         assert counted["hosts"][host]["received"] == pytest.approx(HEADERS * sent, rel=0.03)
         assert f"{counted['hosts'][host]['sent']:,} bytes sent" in done.stderr
     assert HEADERS * found["sent"]["host0"] * 8 / found["seconds"] < 1.05 * MEGABITS * 1e6  # less, where cores are busy
+    assert found["short"] > 0.8 * 2 * SHORT * 8 / (MEGABITS * 1e6)  # the bucket has a burst of 6 kB
 
 
 @needs_root_and_iproute2
@@ -104,6 +106,15 @@ def test_hosts_share_this_machines_cores(torchrun):
 def test_the_exit_status_is_the_commands():
     done = run_script(LAB, "--", "bash", "-c", "exit $((7 * PMI_RANK))")
     assert done.returncode == 7
+
+
+def test_of_commands_that_end_at_once_the_first_status_counts(tmp_path):
+    (tmp_path / "enter.sh").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "enter.sh").chmod(0o755)
+    program = f"import sys; sys.path[:0] = {sys.path!r}; import lab; lab.ENTER = {str(tmp_path / 'enter.sh')!r}; "
+    program += "sys.exit(lab.run([(f'host{i}', ['x']) for i in range(8)], lab.Network(hosts=8)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS_TO_END)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 @needs_root_and_iproute2
@@ -171,6 +182,25 @@ def test_only_root_may_build_one(monkeypatch):
         lab.check_tools()
 
 
+def test_a_lab_holds_no_other(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv(lab.INSIDE, "1gbit")
+    with pytest.raises(UserError, match="this is a host of a lab, which can hold no other"):
+        lab.check_tools()
+
+
+def test_mpiexec_is_not_asked_to_start_what_it_cannot(monkeypatch):
+    monkeypatch.setattr(lab, "ENTER", Path("/some where/enter_host.sh"))
+    with pytest.raises(UserError, match="has a space: choose --torchrun, or another folder"):
+        lab.start_by_mpiexec(lab.Network(), ["true"])
+
+
+@pytest.mark.parametrize(("rate", "size"), [("1mbit", 6000), ("0.1gbit", 6000), ("1gbit", 25_000), ("10gbit", 250_000)])
+def test_little_passes_at_once(rate, size):
+    """Or a short message after a pause would be faster than its link."""
+    assert lab.burst(rate) == size
+
+
 def test_without_iproute2_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -186,7 +216,7 @@ def test_without_iproute2_it_says_so(monkeypatch, tmp_path):
         (["--hosts", "300", "--", "true"], "argument --hosts: expected at most 250, found '300'"),
         *(
             (["--rate", rate, "--", "true"], f"argument --rate: expected a rate like 100mbit or 1gbit, {LIMITS}{rate}'")
-            for rate in ("fast", "1kbit", "0gbit", "101gbit", "99999999999999999999gbit")
+            for rate in ("fast", "1kbit", "0gbit", "0.0001gbit", "101gbit", "99999999999999999999gbit")
         ),
         (["--json", "/missing/bytes.json", "--", "true"], "cannot write /missing/bytes.json: No such file"),
     ],

@@ -13,7 +13,7 @@ from oktopk import compressors
 
 NAMES = list(dict.fromkeys(compressor.name for compressor in compressors.values()))
 CASES_EACH = 28  # nasty kinds, sizes, events and the long run: a worker that ran fewer has not shown anything
-MORE_CASES = dict.fromkeys((1, 2, 3, 5), 10)  # of wires that round, and of nodes of several ranks
+MORE_CASES = dict.fromkeys((1, 2, 3, 5), 11)  # of wires that round, and of nodes of several ranks
 FEW_CASES_EACH = 7
 SECONDS_TO_END = 60
 BROKEN = ("Differs", "Raises", "LeavesOut")

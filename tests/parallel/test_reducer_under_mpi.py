@@ -31,6 +31,19 @@ def test_a_loop_that_knows_only_the_contract_runs_unchanged(ranks, name):
     assert found["reducer"]["parameters"] == found["optimizer"]["parameters"]
 
 
+@pytest.mark.parametrize("launch", [run_ranks, run_torch_ranks])
+def test_what_ranks_have_that_lead_no_node_any_more_is_handed_to_who_does(launch):
+    found = findings_of(3, "leaders.py", launch=launch)
+    for name, buffers in (("plain", "residual"), ("momentum", "residual velocity")):
+        assert found[name]["loaded"] == [buffers] * 3
+        assert found[name]["led"] == [buffers, "", buffers]
+    assert found["plain"]["lost"] < 1e-5
+    for told in found["momentum"]["velocities"]:
+        kept, wrong = map(int, told.split())
+        assert kept > 300  # of 500: a tenth was sent
+        assert wrong == 0
+
+
 @pytest.fixture(scope="module")
 def volumes():
     return {ranks: findings_of(ranks, "volume.py", 200_000, 0.02, "oktopk,topkA,topkSA,gtopk") for ranks in (2, 4, 8)}

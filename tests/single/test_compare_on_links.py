@@ -114,14 +114,22 @@ def test_what_is_there_is_not_measured_again(measured, monkeypatch, capsys):
     assert "| oktopk | **1.6 (83)** |" in said
 
 
+def test_a_folder_without_a_measurement_takes_any_options(tmp_path, monkeypatch, capsys):
+    """As one whose first measurement was ended."""
+    (tmp_path / "options.json").write_text('["--batch-size", "9"]')
+    monkeypatch.setattr(sys, "argv", ["-", "--out", str(tmp_path), "--plan", "--", "--batch-size", "4"])
+    compare_on_links.main()
+    assert "32 of 32 are to be made" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         (("--only", "3x1gbit", "--plan"), "--only: no measurement's name has '3x1gbit'"),
-        (("--plan", "--", "--methods=DDP"), "--methods=DDP: it is this that chooses methods, files and the target"),
+        (("--plan", "--", "--methods=DDP"), "--methods=DDP: the grid has its own methods, steps, files and targets"),
         (
             ("--plan", "--", "--warmup_iters", "9"),
-            "--warmup_iters: it is this that chooses methods, files and the target",
+            "--warmup_iters: the grid has its own methods, steps, files and targets",
         ),
         (("--plan", "--", "--batch-size", "4"), "has measurements with other options ("),
         (("--only", "pace-small-2x100mbit-0"), "pace-small-2x100mbit-0.json is no measurement of this ('seconds'): "),
@@ -173,6 +181,7 @@ def test_what_is_damaged_is_named(name, text, tmp_path):
 @pytest.mark.parametrize("damage", [b"\xff", b"[", None])
 def test_options_that_cannot_be_read_are_named(damage, tmp_path, monkeypatch, capsys):
     path = tmp_path / "options.json"
+    measure(tmp_path, "pace-small-2x100mbit-0.json", paces())
     path.mkdir() if damage is None else path.write_bytes(damage)
     monkeypatch.setattr(sys, "argv", ["-", "--out", str(tmp_path), "--plan"])
     with pytest.raises(SystemExit) as ended:

@@ -32,13 +32,16 @@ def test_a_bar_is_the_stages_and_what_is_left():
 
 
 def test_panels_are_drawn_side_by_side(tmp_path, monkeypatch, capsys):
-    files = [write(tmp_path / name, FIGURES) for name in ("two.json", "four.json")]
+    files = [write(tmp_path / "two.json", FIGURES), write(tmp_path / "lab.json", FIGURES | {"link_rate": "100mbit"})]
     monkeypatch.setattr(sys, "argv", ["plot_bench.py", *map(str, files), "--out", str(tmp_path / "drawn.png")])
     plot_bench.main()
     assert capsys.readouterr().out.strip() == str(tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
     panels = plot_bench.draw([plot_bench.read(file) for file in files]).axes
-    assert [axes.get_title() for axes in panels] == ["2 ranks, n = 3,000, k = 60"] * 2
+    assert [axes.get_title() for axes in panels] == [
+        "2 ranks, n = 3,000, k = 60",
+        "2 ranks, links of 0.1 Gbit/s, n = 3,000, k = 60",
+    ]
     assert [text.get_text() for text in panels[0].texts] == ["1.00", "0.88"]
     assert [[text.get_text() for text in axes.get_yticklabels()] for axes in panels] == [["mpi", "oktopk"]] * 2
 

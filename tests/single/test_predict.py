@@ -65,7 +65,11 @@ def test_it_prints_its_tables_and_draws(tmp_path, monkeypatch, capsys):
         {"rows": [{"name": "dense", "median_s": 1}]},
         {"rows": [{"name": "dense", "median_s": 1, "merge": "x", "compression": 1, "demerge": 1}]},
         {"rows": [{"name": ["x"], "median_s": 1}]},
+        *({"rows": [{"name": "mpi", "median_s": 1, "communication": value}]} for value in ("x", [1], -1, 1e308)),
+        *({name: 10**400} for name in ("elements", "ranks")),
+        {"rows": [{"name": "mpi", "median_s": 10**400}]},
         {"wire": []},
+        *({"link_rate": value} for value in ("fast", 3, [])),
     ],
     ids=str,
 )
@@ -83,6 +87,15 @@ def test_a_link_of_no_rate_is_refused(tmp_path, monkeypatch, capsys):
     assert "argument --check: expected a rate and a file, as 1gbit:lab.json, found '0gbit:any.json'" in (
         capsys.readouterr().err
     )
+
+
+def test_a_file_of_other_links_is_refused(tmp_path, monkeypatch, capsys):
+    files = [str(write(tmp_path / f"{density}.json", density=density)) for density in (0.005, 0.02)]
+    lab = write(tmp_path / "lab.json", link_rate="100mbit")
+    monkeypatch.setattr(sys, "argv", ["predict.py", *files, "--check", f"1gbit:{lab}"])
+    with pytest.raises(SystemExit):
+        predict.main()
+    assert f"--check: {lab} was measured on links of 0.1 Gbit/s, not of 1\n" in capsys.readouterr().err
 
 
 def test_files_that_do_not_say_enough_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from oktopk_training.errors import UserError
-from oktopk_training.recorded import STEPS, Recorder, read_recorded
+from oktopk_training.recorded import STEPS, Recorder, read_recorded, recorded_ranks
 
 
 def parameters(value):
@@ -41,3 +41,14 @@ def test_what_is_no_gradient_is_refused(tmp_path):
     (tmp_path / "step-1-rank-0.npy").write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(UserError, match="cannot be read"):
         read_recorded(tmp_path, 0)
+    for step in (1, 2):
+        np.save(tmp_path / f"step-{step}-rank-0.npy", np.zeros(step, np.float32))
+    with pytest.raises(UserError, match="gradients of rank 0 have several lengths; keep those of one run"):
+        read_recorded(tmp_path, 0)
+
+
+def test_other_files_beside_them_are_left_alone(tmp_path):
+    for name in ("step-1-rank-1x", "step-1-rank-01", "step-1-rank-0-copy-3", "step-x-rank-2", "step-1-rank-0"):
+        np.save(tmp_path / f"{name}.npy", np.ones(3, np.float32))
+    assert recorded_ranks(tmp_path) == [0]
+    assert [each.tolist() for each in read_recorded(tmp_path, 5)] == [[1.0] * 3]

@@ -142,6 +142,13 @@ def test_so_it_is_with_other_options(options, train, go_on, tmp_path):
     assert list(differences_of(tmp_path / "run", tmp_path / "whole")) == []
 
 
+def test_what_was_dense_stays_so_where_the_program_may_choose(train, go_on, tmp_path):
+    train(tmp_path / "run", "--compression", False, after=11)
+    done = go_on(tmp_path / "run", "--compressor", "auto")
+    assert "--compressor auto: as in the run that goes on" in done.out
+    assert {record["phase"] for record in records(tmp_path / "run") if record["kind"] == "iter"} == {"dense"}
+
+
 def test_what_came_after_the_checkpoint_comes_again_once(ended, whole, go_on):
     """As after SIGKILL: metrics.jsonl is ahead of the newest checkpoint."""
     shutil.rmtree(newest_checkpoint(ended))

@@ -143,6 +143,7 @@ def cases_of_nodes(name):
     yield name, over("separate", Case("ties_and_cancellation", 1000, 1.0, settings=NODES)), CpuOps
     yield name, over("gaps16", Case("moving", 1000, event="resume", settings=NODES | {"momentum": 0.9})), CpuOps
     yield name, over("gaps", Case("one_rank_zero", 1000, event="overflow", settings=NODES)), CpuOps
+    yield name, over("joined", Case("normal", 7, settings=NODES)), CpuOps  # whose one entry is handed on in a node
 
 
 def few_cases():
