@@ -164,11 +164,13 @@ def fork_into_own_namespaces():
     if libc.unshare(OWN_NAMESPACES):
         reason = os.strerror(ctypes.get_errno())
         raise UserError(f"this root may make no namespaces ({reason}): start the lab where it has CAP_SYS_ADMIN")
+    signal.pthread_sigmask(signal.SIG_BLOCK, TO_END)  # which wait until either process has its handlers
     child = os.fork()
     if not child:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         for number in heard():  # or the kernel keeps them from the first process of a namespace
             signal.signal(number, lambda number, _: os._exit(status_of(-number)))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_END)
     return child
 
 
@@ -183,7 +185,7 @@ def watch(inside):
 
     def pass_on(number, _):
         if number == signal.SIGALRM:
-            sys.stderr.write(f"lab: what had not ended within {SECONDS_TO_END} s of that was killed\n")
+            sys.stderr.write(f"lab: the command goes on {SECONDS_TO_END} s after it was told to end, and is killed\n")
         told.append(number)
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(inside, number if number in TO_END else signal.SIGKILL)
@@ -191,6 +193,7 @@ def watch(inside):
 
     for number in (*heard(), signal.SIGALRM):
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_END)
     status = os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1])
     return status_of(-told[0] if told else status)
 
