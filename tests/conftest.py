@@ -1,12 +1,16 @@
-"""For all tests: Hypothesis without deadlines, for kernels compile on first use; and which tests run alone."""
+"""For all tests: Hypothesis without deadlines, for kernels compile on first use; Ctrl-C; and which tests run alone."""
 
 import fcntl
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell that started this in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Many small messages between more ranks than cores, or a rate that is looked at: beside other tests they take for ever.

@@ -36,7 +36,7 @@ class Kind:
     def check(self, name, value):
         try:
             fits = isinstance(value, str) == (self.convert is str) and self.holds(value)
-            fits = fits and (_is_text(value) or value <= self.most)
+            fits = fits and (_is_text(value) or value <= min(self.most, LARGEST))
         except TypeError:  # it cannot be compared with a number
             fits = False
         if not fits or (self.convert is int and value != int(value)):
@@ -48,7 +48,7 @@ def _is_text(value):
 
 
 def _finite(holds):
-    return lambda value: abs(value) <= LARGEST and holds(value)  # NaN is not, nor an integer that no float can hold
+    return lambda value: -math.inf < value < math.inf and holds(value)  # of integers too that no float can hold
 
 
 def choice(*values):
