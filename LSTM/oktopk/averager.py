@@ -24,7 +24,7 @@ from .early import EarlySums, can_sum_early
 from .launchers import LostRanks, ranks_that_are_not_seen
 from .memory import enough_for
 from .nodes import NodeReducer, Nodes
-from .reducer import Reducer
+from .reducer import KEPT, Reducer
 from .registry import FASTEST, Settings, compressors, find_compressor
 from .report import Report
 from .shares import PLACE, insist_on_the_place
@@ -343,7 +343,7 @@ class GradientAverager:
                 f"{next(iter(self._views))!r} for one: give the same named_parameters as when it was saved"
             )
         for name, state in states.items():
-            for key in ("residual", "velocity"):
+            for key in KEPT:
                 if key in state and state[key].shape != self._views[name].shape:
                     shapes = f"{tuple(state[key].shape)}, and the parameter {tuple(self._views[name].shape)}"
                     raise ValueError(f"the state's {key} of {name} has the shape {shapes}: it is another model's")

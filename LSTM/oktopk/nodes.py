@@ -12,11 +12,10 @@ import torch
 from .buffers import zeros
 from .entries import BeyondFloat32, no_entries
 from .exchange import Exchange
-from .reducer import Reducer
+from .reducer import KEPT, Reducer
 from .report import Selection
 from .wire import AUTO, wire_for
 
-BUFFERS = ("residual", "velocity")  # of a leader
 _DIGEST_BYTES = 7  # fits an int64
 
 
@@ -60,11 +59,11 @@ class NodeReducer(Reducer):
     def _reduce(self, report, abstains, unused):
         inside, leads = self._nodes.inside, self._nodes.between is not None
         inside.allreduce(self.merged.gradient)
-        loaded = [not leads and getattr(self, name) is not None for name in BUFFERS]
+        loaded = [not leads and getattr(self, name) is not None for name in KEPT]
         flags = torch.tensor([not abstains, *loaded], dtype=torch.int64)
         inside.allreduce(flags, op="max")
         some_take_part, *loaded = flags.tolist()
-        self._hand_over([name for name, flag in zip(BUFFERS, loaded, strict=True) if flag])
+        self._hand_over([name for name, flag in zip(KEPT, loaded, strict=True) if flag])
         if leads:
             self._lead(report, not some_take_part, unused)
         else:

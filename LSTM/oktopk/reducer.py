@@ -10,6 +10,7 @@ from .operations import ops_for
 from .report import Selection
 
 INT32_LIMIT = 2**31 - 1
+KEPT = ("residual", "velocity")  # of a flat gradient, from one reduction to the next
 RAMP_BEGINS = 0.25  # density (Deep Gradient Compression, 3.4)
 
 
@@ -175,10 +176,9 @@ class Reducer:
     # State, by parameter.
 
     def parameter_states(self):
-        kept = {"residual": self.residual, "velocity": self.velocity}
         states = {name: {"reductions": self.reductions} for name in self.merged.views}
-        for key, flat in kept.items():
-            if flat is not None:
+        for key in KEPT:
+            if (flat := getattr(self, key)) is not None:
                 for name, part in self.merged.parts(flat).items():
                     states[name][key] = part.clone()
         return states
@@ -188,7 +188,7 @@ class Reducer:
         self.reset()
         states = {name: states.get(name, {}) for name in self.merged.views}
         self.reductions = min(state.get("reductions", 0) for state in states.values())
-        for key in ("residual", "velocity"):
+        for key in KEPT:
             if any(key in state for state in states.values()):
                 flat = zeros(self.merged.size, self.merged.gradient.device)
                 setattr(self, key, flat)
