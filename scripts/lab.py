@@ -4,7 +4,7 @@
     python scripts/lab.py --hosts 2 --ranks-per-host 2 --torchrun -- python scripts/doctor.py
 
 A host is a network namespace with a name and an address of its own, and one link to a switch, which lets the rate pass
-each way and no more: after a pause 0.2 ms of it, or 6 kB, pass at once. Ranks are started as on a cluster: by MPICH's
+each way and no more: after a pause 0.25 ms of it, or 8 kB, pass at once. Ranks are started as on a cluster: by MPICH's
 mpiexec from the first host, or by a torchrun on each, which meet there. Ranks of one host share memory; between hosts
 there is nothing but the links. At the end stderr has what each host's interface sent and received, headers included.
 The exit status is the command's. Ctrl-C and SIGTERM are passed on to it, and it has half a minute to end.
@@ -60,8 +60,10 @@ def mbit(rate):
 
 
 RATE = Kind("a rate like 100mbit or 1gbit, from 1mbit to 100gbit", str, _is_rate, metavar="RATE")
-# Of the bucket at either end of a link, which passes so much at once after a pause that the link is as fast as it says.
-BURST, LEAST_BURST = 2e-4, 6000  # seconds of the rate, and bytes
+# Of the bucket at either end of a link. More than a little at once after a pause would be faster than the link; with
+# less, a link loses what it could have carried while busy cores let its timer wait.
+BURST, LEAST_BURST = 2.5e-4, 8000  # seconds of the rate, and bytes
+LARGEST_PACKET = 65536
 LATENCY = "50ms"  # that a packet waits in it at most
 MEETING_PORT = "29500"
 SECONDS_TO_END = 30  # that a command has once it is told to: a run finishes its step, and saves it
@@ -234,9 +236,12 @@ def add_host(name, address, rate):
     tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
     for interface in (LINK, "lo"):
         tool("ip", "-n", name, "link", "set", interface, "up")
+    # What is larger than the bucket would be cut into frames there, too many for cores that have ranks to run.
+    packets = ["gso_max_size", str(min(burst(rate) // 2, LARGEST_PACKET))]
     bucket = ["tbf", "rate", rate, "burst", str(burst(rate)), "latency", LATENCY]
-    tool("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", *bucket)
-    tool("tc", "qdisc", "add", "dev", f"to-{name}", "root", *bucket)
+    for there, interface in ((["-n", name], LINK), ([], f"to-{name}")):
+        tool("ip", *there, "link", "set", interface, *packets)
+        tool("tc", *there, "qdisc", "add", "dev", interface, "root", *bucket)
 
 
 def burst(rate):
