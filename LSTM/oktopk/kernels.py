@@ -316,17 +316,30 @@ def sum_lists(indices, values, starts, low, high, sum_indices, sum_values):
 def common(indices, values, others, both, both_values):
     """The entries whose indices stand in `others` too; both lists are sorted, and there is room for one entry more.
 
-    What comparisons give is added, not branched upon, for half of them would be guessed wrong. Places have no sign: of
-    one that has, Numba asks each time whether it counts from the end.
+    A bit for each index of a block says whether it stands there. To walk both lists side by side takes three times as
+    long: where to look next would hang on the comparison before. Places have no sign: of one that has, Numba asks each
+    time whether it counts from the end.
     """
     i = j = count = uint64(0)
-    while i < uint64(indices.size) and j < uint64(others.size):
-        index, other = indices[i], others[j]
-        both[count] = index
-        both_values[count] = values[i]
-        count += uint64(index == other)
-        i += uint64(index <= other)
-        j += uint64(other <= index)
+    after, others_after = uint64(indices.size), uint64(others.size)
+    marks = np.zeros(BLOCK // GROUP, np.uint64)
+    while i < after and j < others_after:
+        block = uint64(indices[i]) // uint64(BLOCK) * uint64(BLOCK)
+        while j < others_after and uint64(others[j]) < block:
+            j += uint64(1)
+        first, end = j, block + uint64(BLOCK)
+        while j < others_after and uint64(others[j]) < end:
+            place = uint64(others[j]) - block
+            marks[place >> uint64(6)] |= uint64(1) << (place & uint64(63))
+            j += uint64(1)
+        while i < after and uint64(indices[i]) < end:
+            place = uint64(indices[i]) - block
+            both[count] = indices[i]
+            both_values[count] = values[i]
+            count += marks[place >> uint64(6)] >> (place & uint64(63)) & uint64(1)
+            i += uint64(1)
+        for marked in range(first, j):
+            marks[(uint64(others[marked]) - block) >> uint64(6)] = 0
     return int64(count)
 
 

@@ -22,6 +22,9 @@ from oktopk.operations import SAMPLE, TorchOps, ops_for
 PARTS = st.sampled_from([*RADIX_PARTS, *RADIX_PARTS_ON_THE_WIRE])
 N = 60  # of the tensors that entries go to
 PLACES = st.sets(st.integers(0, N - 1))
+AT_BORDERS = st.integers(0, (1 << 31) // kernels.BLOCK - 1).flatmap(  # of blocks, however far from each other
+    lambda block: st.sampled_from([0, 1, 63, 64, kernels.BLOCK - 1]).map(lambda place: block * kernels.BLOCK + place)
+)
 
 
 def non_zeros(array):
@@ -229,6 +232,15 @@ def test_common_keeps_the_entries_whose_places_the_others_have_too(mine, others)
         expected[i] = value if i in others.indices else 0
     for ops in (CpuOps, TorchOps):
         assert torch.equal(dense(ops.common(mine, others)), expected)
+
+
+@given(mine=st.sets(AT_BORDERS), others=st.sets(AT_BORDERS), shared=st.sets(AT_BORDERS))
+def test_common_entries_are_found_in_blocks_far_and_near(mine, others, shared):
+    mine, others = sorted(mine | shared), sorted(others | shared)
+    found = CpuOps.common(
+        *(Entries(torch.tensor(each, dtype=torch.int32), torch.ones(len(each))) for each in (mine, others))
+    )
+    assert found.indices.tolist() == sorted(set(mine) & set(others))
 
 
 @given(data=st.data(), before=lists())
