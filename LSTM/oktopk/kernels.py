@@ -21,7 +21,7 @@ COUNTERS = 4  # of each bin: the same bin again would wait until the last additi
 LINE = 16  # float32 of a line of the cache
 AHEAD = 2048  # elements, two pages: the processor's own prefetching stops at the end of each
 AT_ONCE = 4  # elements of a mask that are collected without asking: seldom are there more, and a wrong guess waits
-BLOCK = 1 << 15  # elements that `sum_lists` holds dense at a time: 128 KiB, inside the L2 cache
+BLOCK = 1 << 15  # elements that `sum_lists` holds dense, and `common` marks, at a time: 128 KiB, inside the L2 cache
 
 floats, ints, counts = float32[::1], int32[::1], int64[::1]
 
